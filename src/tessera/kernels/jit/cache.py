@@ -1,0 +1,147 @@
+"""On-disk cache of compiled kernels, shared by the CPU and the CUDA compiler drivers.
+
+An entry is a directory `<root>/<key>/` holding the artifact and `meta.json` (size and sha256 of the
+artifact, what built it). Entries appear by one atomic directory rename, so a process killed in the middle,
+or two processes building the same key, never leave a half-written entry under its final name.
+"""
+
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+_INCLUDE = re.compile(rb'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
+
+
+def default_root() -> Path:
+    """`TESSERA_CACHE_DIR`, else `$XDG_CACHE_HOME/tessera`, else `~/.cache/tessera`."""
+    if explicit := os.environ.get("TESSERA_CACHE_DIR"):
+        return Path(explicit)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tessera"
+
+
+def digest(*parts: str | bytes) -> str:
+    """Hex key over length-prefixed parts, so that no two different part lists collide by concatenation."""
+    h = hashlib.sha256()
+    for part in parts:
+        raw = part.encode() if isinstance(part, str) else part
+        h.update(len(raw).to_bytes(8, "little"))
+        h.update(raw)
+    return h.hexdigest()[:40]
+
+
+def closure(source: bytes, include_dirs: Iterable[Path]) -> dict[str, bytes]:
+    """Every header that `source` includes with quotes, transitively: {name as included: contents}.
+
+    Names that no directory holds are left to the compiler, which reports them better than we could.
+    """
+    dirs = list(include_dirs)
+    found: dict[str, bytes] = {}
+    pending = [name.decode() for name in _INCLUDE.findall(source)]
+    while pending:
+        name = pending.pop()
+        if name in found:
+            continue
+        for directory in dirs:
+            path = directory / name
+            if path.is_file():
+                found[name] = path.read_bytes()
+                pending += [n.decode() for n in _INCLUDE.findall(found[name])]
+                break
+    return dict(sorted(found.items()))
+
+
+class ArtifactCache:
+    """Directory of compiled artifacts addressed by key.
+
+    Falls back to a private temporary directory, with one log line, where `root` cannot be written.
+    """
+
+    def __init__(self, root: Path | None = None) -> None:
+        self.root = self._writable(root or default_root())
+
+    @staticmethod
+    def _writable(root: Path) -> Path:
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=root):
+                pass
+        except OSError as error:
+            fallback = Path(tempfile.mkdtemp(prefix="tessera-cache-"))
+            log.warning(
+                "kernel cache %s is not writable (%s): compiling into %s for this process only; "
+                "set TESSERA_CACHE_DIR to a writable directory to keep kernels between runs",
+                root,
+                error.strerror or error,
+                fallback,
+            )
+            return fallback
+        return root
+
+    def get(self, key: str, name: str) -> Path | None:
+        """Path of a whole, uncorrupted artifact, or None."""
+        entry = self.root / key
+        artifact = entry / name
+        try:
+            meta = json.loads((entry / "meta.json").read_text())
+            data = artifact.read_bytes()
+        except (OSError, ValueError):
+            return None
+        if meta.get("sha256") != hashlib.sha256(data).hexdigest():
+            log.warning("kernel cache entry %s is corrupt: rebuilding it", entry)
+            return None
+        return artifact
+
+    def get_or_build(self, key: str, name: str, build: Callable[[Path], None], note: str = "") -> Path:
+        """Path of the artifact, built by `build(path)` if it is not there. Safe across threads and processes.
+
+        `build` writes the artifact to the path it is given and raises on failure; nothing is kept then.
+        """
+        if found := self.get(key, name):
+            return found
+        with self._lock(key):
+            if found := self.get(key, name):
+                return found
+            work = Path(tempfile.mkdtemp(prefix=f".{key[:12]}-", dir=self.root))
+            try:
+                build(work / name)
+                data = (work / name).read_bytes()
+                meta = {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data), "note": note}
+                (work / "meta.json").write_text(json.dumps(meta))
+                for path in (work / name, work / "meta.json", work):
+                    _fsync(path)
+                entry = self.root / key
+                if entry.exists():  # corrupt, or it would have been returned above
+                    shutil.rmtree(entry)
+                work.rename(entry)
+            except BaseException:
+                shutil.rmtree(work, ignore_errors=True)
+                raise
+        return entry / name
+
+    @contextmanager
+    def _lock(self, key: str) -> Iterator[None]:
+        """Serialises builders of one key. The kernel drops the lock with its holder, even one that is killed."""
+        with open(self.root / f".{key}.lock", "w") as handle:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            try:
+                yield
+            finally:
+                fcntl.flock(handle, fcntl.LOCK_UN)
+
+
+def _fsync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
