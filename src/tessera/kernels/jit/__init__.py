@@ -1,1 +1,1 @@
-"""Run-time compilation: one artifact cache, one compiler driver per target (g++ for the CPU, NVRTC for CUDA)."""
+"""Run-time compilation: one artifact cache, one compiler driver per target (g++, NVRTC)."""

@@ -130,7 +130,7 @@ class ArtifactCache:
 
     @contextmanager
     def _lock(self, key: str) -> Iterator[None]:
-        """Serialises builders of one key. The kernel drops the lock with its holder, even one that is killed."""
+        """Serialises builders of one key. The lock goes with its holder, even one that is killed."""
         with open(self.root / f".{key}.lock", "w") as handle:
             fcntl.flock(handle, fcntl.LOCK_EX)
             try:

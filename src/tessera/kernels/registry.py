@@ -1,0 +1,97 @@
+"""Which kernel runs what. Selection happens when a model is built, never per call, and never silently.
+
+Every kernel says for a problem whether it can run it and, if not, why (`can_implement`). `select` returns
+the first candidate that can, in the order of preference they were registered in; if none can, the error
+prints every candidate's reason. The id of each kernel that ran is counted, so that logs, metrics and
+benchmark tables say what computed a result.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+from tessera.kernels.errors import NoKernelError
+from tessera.numerics.qtensor import QTensor
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether a kernel can run a problem; `reason` says why not (or which limit was checked)."""
+
+    ok: bool
+    reason: str = ""
+
+
+YES: Final = Verdict(True)
+
+
+def no(reason: str) -> Verdict:
+    return Verdict(False, reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Where kernels run: kind cpu or cuda, and the instruction set they may use.
+
+    arch of a cpu: portable, avx2, avx512 or avx512vnni; of a GPU: sm_80, sm_90a, …
+    """
+
+    kind: str
+    arch: str
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How the bytes of a Qtile lie for one kernel family. Part of the kernel id and of packed caches.
+
+    `unpack(pack(x))` equals x, code by code and parameter by parameter.
+    """
+
+    id: str
+    version: int
+    arch: str
+    pack: Callable[[QTensor], Any]
+    unpack: Callable[[Any], QTensor]
+
+    def __str__(self) -> str:
+        return f"{self.id}-v{self.version}"
+
+
+class Kernel(Protocol):
+    """Common to all kernels. Each op's own protocol (`ops.py`) adds `bind`."""
+
+    @property
+    def id(self) -> str: ...
+
+    def can_implement(self, problem: Any) -> Verdict: ...
+
+
+K = TypeVar("K", bound=Kernel)
+
+
+@dataclass
+class Registry(Generic[K]):
+    """Kernels of one op in order of preference."""
+
+    op: str
+    kernels: list[K] = field(default_factory=list)
+
+    def register(self, kernel: K) -> K:
+        if any(k.id == kernel.id for k in self.kernels):
+            raise ValueError(f"two {self.op} kernels are called {kernel.id}")
+        self.kernels.append(kernel)
+        return kernel
+
+    def select(self, problem: Any) -> K:
+        """First kernel that can run `problem`. Raises NoKernelError with everyone's reason."""
+        verdicts = [(kernel, kernel.can_implement(problem)) for kernel in self.kernels]
+        for kernel, verdict in verdicts:
+            if verdict.ok:
+                return kernel
+        reasons = "\n".join(f"  {kernel.id}: {verdict.reason}" for kernel, verdict in verdicts)
+        raise NoKernelError(f"no {self.op} kernel for {problem}:\n{reasons or '  none is registered'}")
+
+
+runs: Final[Counter[str]] = Counter()
+"""Calls of each kernel id in this process."""

@@ -1,0 +1,1 @@
+"""The executable specification in torch: quantize, dequantize, progressive groups, packing."""
