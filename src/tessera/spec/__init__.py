@@ -29,6 +29,6 @@ __all__ = [
     "A8", "A16", "A32", "ALGORITHMS", "BF16", "F16", "F32", "GROUPS", "PER_CHANNEL", "S8", "S8N", "U4", "U8",
     "WHOLE", "AlgebraError", "Chain", "DType", "Float", "Grid", "GroupSizeError", "LinearSpec", "ModelConfig",
     "Param", "Pattern", "Qtile", "Recipe", "RecipeError", "RopeConfig", "SpecError", "Step", "Transform",
-    "affine_min", "affine_zero", "concat", "group_of", "param", "parse_dtype", "plain", "progressive", "promote",
-    "symmetric",
+    "affine_min", "affine_zero", "concat", "group_of", "param", "parse_dtype", "plain", "progressive",
+    "promote", "symmetric",
 ]  # fmt: skip
