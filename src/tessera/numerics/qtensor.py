@@ -1,25 +1,173 @@
 """A quantized tensor: a Qtile and its data."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final, Self
 
 import torch
 from torch import Tensor
 
-from tessera.spec import Float, Grid, Qtile
+from tessera.numerics.blocks import spread
+from tessera.numerics.errors import QTensorError
+from tessera.spec import WHOLE, Chain, Float, Grid, Qtile, Step
+from tessera.spec import concat as concat_tiles
 
-FLOAT_DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
+FLOAT_DTYPES: Final = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
+FLOATS: Final = {dtype: Float(name) for name, dtype in FLOAT_DTYPES.items()}
 
 
-@dataclass(frozen=True, slots=True)
+_OPS: Final[dict[str, Callable[..., Tensor]]] = {
+    "cast": lambda q: q,
+    "scale": lambda q, s: q * s,
+    "affine_zero": lambda q, s, z: (q - z) * s,
+    "affine_min": lambda q, s, m: q * s + m,
+    "lookup": lambda q, table: table[q],
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class QTensor:
-    """`codes` (one element per code, not packed) in an integer type that holds the grid, or floats where
-    the chain is plain; `params` holds each parameter of the chain by name, itself a QTensor.
+    """Codes and parameters of a `Qtile`.
+
+    `codes` (shape of the tile, one element per code, not packed) are of `code_dtype(chain.codes)`: an integer
+    type that holds the grid, or floats where the chain is plain. `params` holds each parameter of the chain
+    by name, itself a QTensor of the shape `tile.param_tiles()` says.
+
+    Raises QTensorError where the data does not fit, codes outside the grid and integer steps that overflow
+    their type included, so no kernel ever meets one. Compared by identity.
     """
 
     tile: Qtile
     codes: Tensor
     params: Mapping[str, "QTensor"] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        chain, wanted = self.tile.chain, self.tile.param_tiles()
+        if tuple(self.codes.shape) != self.tile.shape:
+            raise QTensorError(f"codes have shape {tuple(self.codes.shape)}, the tile {self.tile.shape}")
+        if self.codes.dtype != code_dtype(chain.codes):
+            raise QTensorError(f"codes are {self.codes.dtype}: {chain.codes} is {code_dtype(chain.codes)}")
+        if self.params.keys() != wanted.keys():
+            raise QTensorError(f"parameters {sorted(self.params)}: {chain} has {sorted(wanted)}")
+        for name, tile in wanted.items():
+            if self.params[name].tile != tile:
+                raise QTensorError(f"parameter {name} is {self.params[name].tile}, wanted {tile}")
+        _check_range(self.codes, chain.codes, "codes")
+        self._check_integer_steps()
+
+    def _check_integer_steps(self) -> None:
+        value = self.codes
+        for step in self.tile.chain.steps:
+            if not isinstance(step.out, Grid):
+                return
+            value = self._apply(step, value, torch.int32)
+            _check_range(value, step.out, str(step))
+
+    def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The values. Integer steps are exact; float steps are computed in fp32 (fp64 if that is `dtype`)
+        and rounded once, at the end: a step's `out` float type does not round in between.
+        """
+        value = self.codes
+        for step in self.tile.chain.steps:
+            value = self._apply(step, value, torch.float64 if dtype == torch.float64 else torch.float32)
+        return value.to(dtype)
+
+    def _apply(self, step: Step, value: Tensor, dtype: torch.dtype) -> Tensor:
+        """`value` after one step, in `dtype`; in int32 where the step puts out integers."""
+        dtype = torch.int32 if isinstance(step.out, Grid) else dtype
+        value = value.long() if step.op == "lookup" else value.to(dtype)
+        p = [self.params[p.name].dequantize(dtype) for p in step.params]
+        if step.op != "lookup":
+            p = [spread(x, step.pattern, self.tile.shape) for x in p]
+        return _OPS[step.op](value, *p)
+
+    def slice(self, axis: int, start: int, stop: int) -> Self:
+        """Elements start..stop-1 along `axis`, as views. Raises AlgebraError where a block would be cut."""
+        tile = self.tile.slice(axis, start, stop)
+        params = dict(self.params)
+        for step, name in _shared_params(self.tile.chain):
+            span = step.pattern.index_range(axis, self.tile.shape[axis], start, stop)
+            params[name] = params[name].slice(axis, *span)
+        return type(self)(tile, self.codes.narrow(axis, start, stop - start), params)
+
+    def take_rows(self, rows: Tensor) -> Self:
+        """Rows gathered along axis 0 (embedding look-up); `rows` is int64 [R].
+
+        Raises AlgebraError where parameters are shared by blocks of several rows.
+        """
+        tile = self.tile.take_rows(rows.numel())
+        params = dict(self.params)
+        for step, name in _shared_params(self.tile.chain):
+            if step.pattern.block[0] == 1:
+                params[name] = params[name].take_rows(rows)
+        return type(self)(tile, self.codes.index_select(0, rows), params)
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same tensor on another device."""
+        params = {name: param.to(device) for name, param in self.params.items()}
+        return type(self)(self.tile, self.codes.to(device), params)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.tile.shape
+
+    @property
+    def chain(self) -> Chain:
+        return self.tile.chain
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in a checkpoint, codes densely packed (not of the unpacked tensors held here)."""
+        return self.tile.bytes
+
+
+def plain(tensor: Tensor, chain: Chain | None = None) -> QTensor:
+    """A tensor without steps. `chain` is needed for integers, whose grid the torch type does not tell."""
+    if chain is None:
+        if tensor.dtype not in FLOATS:
+            raise QTensorError(f"{tensor.dtype} is not a storage type: {', '.join(FLOAT_DTYPES)}")
+        chain = Chain(FLOATS[tensor.dtype])
+    return QTensor(Qtile(tuple(tensor.shape), chain), tensor)
+
+
+def concat(parts: Sequence[QTensor], axis: int = 0) -> QTensor:
+    """Join along `axis`, as `spec.concat` does for tiles: a parameter whose block spans the axis gets one
+    entry per element along it. Raises AlgebraError with the reason where the parts do not join.
+    """
+    tile = concat_tiles([p.tile for p in parts], axis)
+    if len(parts) == 1:
+        return parts[0]
+    params: dict[str, QTensor] = {}
+    for step, name in _shared_params(parts[0].chain):
+        pieces = [p.params[name] for p in parts]
+        if step.pattern.block[axis] == WHOLE:
+            pieces = [_repeat(q, axis, p.shape[axis]) for p, q in zip(parts, pieces, strict=True)]
+        params[name] = concat(pieces, axis)
+    return QTensor(tile, torch.cat([p.codes for p in parts], axis), params)
+
+
+def _repeat(param: QTensor, axis: int, count: int) -> QTensor:
+    """A parameter with one entry along `axis`, repeated."""
+    return plain(param.codes.repeat_interleave(count, dim=axis), param.chain)
+
+
+def _shared_params(chain: Chain) -> Iterator[tuple[Step, str]]:
+    """Parameters laid out over the data's axes; a lookup table is not."""
+    for step in chain.steps:
+        if step.op != "lookup":
+            for param in step.params:
+                yield step, param.name
+
+
+def _check_range(values: Tensor, grid: Grid | Float, what: str) -> None:
+    if isinstance(grid, Float) or values.numel() == 0:
+        return
+    limits = torch.iinfo(values.dtype)
+    if grid.low <= limits.min and limits.max <= grid.high:
+        return
+    low, high = (int(v) for v in torch.aminmax(values))
+    if low < grid.low or high > grid.high:
+        raise QTensorError(f"{what} span [{low}, {high}], outside {grid} = [{grid.low}, {grid.high}]")
 
 
 def code_dtype(grid: Grid | Float) -> torch.dtype:
@@ -31,3 +179,6 @@ def code_dtype(grid: Grid | Float) -> torch.dtype:
     if grid.bits <= 15 + grid.signed:
         return torch.int16
     return torch.int32 if grid.bits <= 31 + grid.signed else torch.int64
+
+
+__all__ = ["FLOATS", "FLOAT_DTYPES", "QTensor", "code_dtype", "concat", "plain"]

@@ -115,6 +115,8 @@ def concat(tiles: Sequence[Qtile], axis: int = 0) -> Qtile:
                 raise AlgebraError(
                     f"a part of {tile.shape[axis]} on axis {axis} ends inside a block of {block}"
                 )
+    if len(tiles) > 1 and any(not p.chain.is_plain for p in first.chain.params()):
+        raise AlgebraError("parameters of the parts are quantized themselves: decode before joining")
     if any(s.op == "lookup" for s in first.chain.steps):
         raise AlgebraError("lookup tables of the parts may differ: decode before joining")
     steps = tuple(promote(step, axis) if len(tiles) > 1 else step for step in first.chain.steps)
