@@ -17,7 +17,7 @@ MIN_SM = 80
 
 @dataclass(frozen=True)
 class DeviceInfo:
-    """One device. `sm` is 10 * major + minor (90: Hopper); sizes in bytes; `clock_mhz` is the top SM clock."""
+    """One device. `sm` is 10 * major + minor (Hopper: 90); sizes in bytes; `clock_mhz` is the highest."""
 
     index: int
     name: str
@@ -105,5 +105,5 @@ def compare_versions(nvrtc: tuple[int, int], torch_cuda: str | None, driver_cuda
     if driver_cuda[0] < nvrtc[0]:
         raise DriverTooOldError(
             f"the driver supports CUDA {driver_cuda[0]}.{driver_cuda[1]}, kernels compiled by NVRTC {found} "
-            f"need {nvrtc[0]}.0 or newer: update the driver, or install torch and NVRTC for CUDA {driver_cuda[0]}"
+            f"need {nvrtc[0]}.0 or newer: update the driver, or torch and NVRTC of CUDA {driver_cuda[0]}"
         )

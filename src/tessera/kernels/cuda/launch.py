@@ -110,7 +110,7 @@ class Kernel:
         if status:
             raise LaunchError(
                 f"{self.inst.expression} with grid {(gx, gy, gz)}, block {(bx, by, bz)}, {smem} bytes of "
-                f"shared memory (limit set: {max(self.max_smem, _DEFAULT_SMEM)}), cluster {cluster}, pdl {pdl}: "
+                f"shared memory (limit {max(self.max_smem, _DEFAULT_SMEM)}), cluster {cluster}, pdl {pdl}: "
                 f"{driver.error_text(status)}"
             )
 

@@ -57,7 +57,7 @@ class Sass:
 
     @property
     def uses_wgmma(self) -> bool:
-        """Whether Hopper's warpgroup matrix instructions are there (HGMMA float, IGMMA integer, QGMMA fp8)."""
+        """Whether warpgroup matrix instructions are there (HGMMA float, IGMMA integer, QGMMA fp8)."""
         return self.count("HGMMA", "IGMMA", "QGMMA") > 0
 
     def main_loop(self, *opcodes: str) -> Loop:

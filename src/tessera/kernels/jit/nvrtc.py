@@ -176,7 +176,7 @@ def _compile(inst: Instantiation, headers: dict[str, bytes], failure_log: Path) 
 def _read(size: Any, fill: Any, program: Any) -> bytes:
     """What a pair of NVRTC calls, one telling the size and one filling a buffer, returns for `program`."""
     _, count = size(program)
-    buffer = b" " * count
+    buffer: bytes = b" " * count
     fill(program, buffer)
     return buffer
 
