@@ -1,0 +1,62 @@
+// The copy engine without tensor maps: contiguous bytes, sm_90. Addresses and sizes are multiples of 16.
+#pragma once
+#include "common/base.cuh"
+
+namespace tessera {
+
+// createpolicy.fractional, sm_80: how long L2 should keep what a copy brings.
+TESSERA_DEVICE u64 policy_evict_first() {
+  u64 policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+TESSERA_DEVICE u64 policy_evict_last() {
+  u64 policy;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
+// cp.async.bulk global -> shared: one thread issues it; the bytes are counted off `barrier` as they land.
+TESSERA_DEVICE void bulk_load(u32 shared, const void* global, u32 bytes, u32 barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+               :: "r"(shared), "l"(global), "r"(bytes), "r"(barrier) : "memory");
+}
+TESSERA_DEVICE void bulk_load(u32 shared, const void* global, u32 bytes, u32 barrier, u64 policy) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+               "[%0], [%1], %2, [%3], %4;"
+               :: "r"(shared), "l"(global), "r"(bytes), "r"(barrier), "l"(policy) : "memory");
+}
+// The same into every block of `mask` of the cluster, at the same offset, each counting on its own barrier.
+TESSERA_DEVICE void bulk_load_multicast(u32 shared, const void* global, u32 bytes, u32 barrier, u16 mask) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+               "[%0], [%1], %2, [%3], %4;"
+               :: "r"(shared), "l"(global), "r"(bytes), "r"(barrier), "h"(mask) : "memory");
+}
+
+// cp.async.bulk shared -> global, in groups of the issuing thread. Writers of the shared bytes need
+// fence_async() and a barrier before.
+TESSERA_DEVICE void bulk_store(void* global, u32 shared, u32 bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
+               :: "l"(global), "r"(shared), "r"(bytes) : "memory");
+}
+// cp.reduce.async.bulk: adds 32-bit integers in global memory instead of overwriting them.
+TESSERA_DEVICE void bulk_add_s32(void* global, u32 shared, u32 bytes) {
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.s32 [%0], [%1], %2;"
+               :: "l"(global), "r"(shared), "r"(bytes) : "memory");
+}
+TESSERA_DEVICE void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Until at most kPending groups have not yet read their shared memory (it may then be overwritten).
+template <int kPending>
+TESSERA_DEVICE void bulk_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" :: "n"(kPending) : "memory");
+}
+// Until at most kPending groups are not complete.
+template <int kPending>
+TESSERA_DEVICE void bulk_wait() {
+  asm volatile("cp.async.bulk.wait_group %0;" :: "n"(kPending) : "memory");
+}
+
+// fence.proxy.async: orders this thread's ordinary shared-memory accesses before those of the copy engine and wgmma.
+TESSERA_DEVICE void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+}  // namespace tessera

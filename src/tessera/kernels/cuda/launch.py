@@ -1,0 +1,250 @@
+"""Launching template instances: `kernel(...)` names one, calling it compiles it once and launches it.
+
+A launch packs its arguments into a buffer laid out when the kernel was named and makes one driver call, so it
+costs the host a few microseconds and can be captured in a CUDA graph.
+"""
+
+import ctypes
+import logging
+import os
+import struct
+import threading
+import time
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tessera.kernels.cuda import device, driver, sass
+from tessera.kernels.cuda.errors import CaptureCompileError, LaunchError
+from tessera.kernels.jit.nvrtc import CompiledKernel, Instantiation, compile_kernel, compile_many
+
+log = logging.getLogger(__name__)
+
+SYNC_LAUNCH = os.environ.get("TESSERA_SYNC_LAUNCH") == "1"
+_DEFAULT_SMEM = 48 * 1024
+_INVALID_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
+_CODES = {"P": "pointer", "i": "int32", "I": "uint32", "q": "int64", "f": "float32"}
+_CONFIG = struct.Struct(
+    "@7IPPI"
+)  # CUlaunchConfig: grid, block, shared bytes; stream; attributes and their count
+_ATTRIBUTE = struct.Struct("@I4x64s")  # CUlaunchAttribute: id, value
+
+Dim = int | tuple[int, int, int]
+
+
+class Kernel:
+    """One template instance. Make it with `kernel`; call it as `fn(grid, block, *args)`.
+
+    Thread-safe. Compiled and loaded on first use for each device; `prepare` does that for many at once.
+    """
+
+    def __init__(self, inst: Instantiation, signature: str, max_smem: int) -> None:
+        unknown = set(signature) - set(_CODES)
+        if unknown:
+            raise ValueError(
+                f"{inst.expression}: signature {signature!r} has {unknown}, known are {set(_CODES)}"
+            )
+        self.inst = inst
+        self.signature = signature
+        self.max_smem = max_smem
+        self._functions: dict[int, ctypes.c_void_p] = {}
+        self._lock = threading.Lock()
+        self._pack = struct.Struct("@" + signature)
+        self._pointers = [k for k, code in enumerate(signature) if code == "P"]
+        # "0X" pads up to the alignment of X, which gives the offset that a C struct would have.
+        self._offsets = [struct.calcsize(f"@{signature[:k]}0{code}") for k, code in enumerate(signature)]
+        self._args = ctypes.create_string_buffer(max(self._pack.size, 1))
+        base = ctypes.addressof(self._args)
+        self._params = (ctypes.c_void_p * max(len(signature), 1))(*[base + o for o in self._offsets])
+        self._config = ctypes.create_string_buffer(_CONFIG.size)
+        self._config_address = ctypes.addressof(self._config)
+        self._params_address = ctypes.addressof(self._params)
+
+    def __repr__(self) -> str:
+        return f"Kernel({self.inst.header}, {self.inst.expression})"
+
+    def __call__(
+        self,
+        grid: Dim,
+        block: Dim,
+        *args: Any,
+        smem: int = 0,
+        pdl: bool = False,
+        cluster: tuple[int, int, int] | None = None,
+    ) -> None:
+        """Enqueues one launch on torch's current stream of the current device.
+
+        `args` follow the signature: a pointer is an int address or a CUDA tensor. `smem` is dynamic
+        shared memory in bytes. `pdl` lets the launch start before its predecessor in the stream has ended;
+        the kernel must then wait with `griddepcontrol.wait` before it touches anything mutable.
+        `cluster` is in blocks.
+
+        Raises TypeError (arguments), CaptureCompileError, LaunchError and whatever compiling raises.
+        """
+        import torch
+
+        index = torch._C._cuda_getDevice()
+        function = self._functions.get(index) or self._load(index)
+        stream = torch._C._cuda_getCurrentRawStream(index)
+        gx, gy, gz = grid if type(grid) is tuple else (grid, 1, 1)
+        bx, by, bz = block if type(block) is tuple else (block, 1, 1)
+        values = list(args)
+        attributes, count = _attributes(pdl, cluster) if pdl or cluster else (0, 0)
+        with self._lock:
+            try:
+                for k in self._pointers:
+                    if type(values[k]) is not int:
+                        values[k] = _address(values[k])
+                self._pack.pack_into(self._args, 0, *values)
+            except (AttributeError, IndexError, TypeError, struct.error) as error:
+                raise self._wrong_arguments(args, error) from error
+            _CONFIG.pack_into(self._config, 0, gx, gy, gz, bx, by, bz, smem, stream, attributes, count)
+            launch = driver.lib().cuLaunchKernelEx
+            status = launch(self._config_address, function, self._params_address, None)
+            if status == _INVALID_CONTEXT:
+                driver.ensure_context(index)
+                status = launch(self._config_address, function, self._params_address, None)
+        if SYNC_LAUNCH and not status and not torch.cuda.is_current_stream_capturing():
+            status = driver.synchronize(stream)
+        if status:
+            raise LaunchError(
+                f"{self.inst.expression} with grid {(gx, gy, gz)}, block {(bx, by, bz)}, {smem} bytes of "
+                f"shared memory (limit {max(self.max_smem, _DEFAULT_SMEM)}), cluster {cluster}, pdl {pdl}: "
+                f"{driver.error_text(status)}"
+            )
+
+    def compiled(self, arch: str | None = None) -> CompiledKernel:
+        """Machine code for `arch`: by default the one named in `kernel`, else the current device's."""
+        started = time.perf_counter()
+        compiled = compile_kernel(self.instance(arch))
+        log.debug("%s: compiled or read in %.3f s", self, time.perf_counter() - started)
+        self._dump(compiled)
+        return compiled
+
+    def instance(self, arch: str | None = None) -> Instantiation:
+        """What is handed to the compiler, with the architecture filled in."""
+        arch = arch or self.inst.arch or device.current().arch
+        return Instantiation(
+            self.inst.header, self.inst.expression, arch, self.inst.options, self.inst.allowed_local_bytes
+        )
+
+    def blocks_per_sm(self, threads: int, smem: int = 0) -> int:
+        """How many blocks of `threads` threads and `smem` bytes of dynamic shared memory one SM holds."""
+        return driver.occupancy(self._loaded(), threads, smem)
+
+    def _loaded(self) -> ctypes.c_void_p:
+        index = device.current().index
+        return self._functions.get(index) or self._load(index)
+
+    def _load(self, index: int, compiled: CompiledKernel | None = None) -> ctypes.c_void_p:
+        import torch
+
+        if torch.cuda.is_current_stream_capturing():
+            raise CaptureCompileError(
+                f"{self.inst.expression} is not loaded and a CUDA graph is being captured: "
+                "call it once, or `prepare([...])` it, before the capture"
+            )
+        info = device.current()
+        device.check_toolchain()
+        compiled = compiled or self.compiled()
+        driver.ensure_context(index)
+        function = driver.load_function(compiled.cubin, compiled.name, self.inst.expression)
+        self._check_layout(driver.parameter_layout(function))
+        if self.max_smem > _DEFAULT_SMEM:
+            if self.max_smem > info.smem_per_block:
+                raise LaunchError(
+                    f"{self.inst.expression} asks for {self.max_smem} bytes of shared memory, a block of "
+                    f"{info.name} can have {info.smem_per_block}: use fewer stages or a smaller tile"
+                )
+            driver.allow_dynamic_smem(function, self.max_smem, self.inst.expression)
+        self._functions[index] = function
+        return function
+
+    def _check_layout(self, layout: list[tuple[int, int]] | None) -> None:
+        """Compares the signature with the parameters that the compiled kernel has."""
+        expected = [(o, struct.calcsize(c)) for o, c in zip(self._offsets, self.signature, strict=True)]
+        if layout is not None and layout != expected:
+            raise TypeError(
+                f"{self.inst.expression} was named with signature {self.signature!r}, that is (offset, size) "
+                f"{expected}, but its parameters are {layout}"
+            )
+
+    def _wrong_arguments(self, args: tuple[Any, ...], error: Exception) -> TypeError:
+        if len(args) != len(self.signature):
+            return TypeError(
+                f"{self.inst.expression} takes {len(self.signature)} arguments ({self.signature}), "
+                f"got {len(args)}"
+            )
+        for k, (code, value) in enumerate(zip(self.signature, args, strict=True)):
+            try:
+                struct.pack(code, value if code != "P" or type(value) is int else _address(value))
+            except (AttributeError, TypeError, struct.error) as reason:
+                shown = f"{type(value).__name__} {value!r}" if isinstance(value, int | float) else type(value)
+                return TypeError(
+                    f"{self.inst.expression}: argument {k} must be a {_CODES[code]}, got {shown} ({reason})"
+                )
+        return TypeError(f"{self.inst.expression}: {error}")
+
+    def _dump(self, compiled: CompiledKernel) -> None:
+        if directory := os.environ.get("TESSERA_DUMP_SASS"):
+            path = Path(directory) / f"{compiled.name[:120]}.{compiled.arch}.sass"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            partial = path.with_suffix(f".{os.getpid()}.tmp")
+            partial.write_text(f"// {self.inst.expression}\n{sass.disassemble(compiled.cubin)}")
+            partial.replace(path)
+
+
+@cache
+def kernel(
+    header: str,
+    expression: str,
+    *,
+    signature: str,
+    max_smem: int = 0,
+    arch: str | None = None,
+    options: tuple[str, ...] = (),
+    allowed_local_bytes: int = 0,
+) -> Kernel:
+    """Names one instance of a `__global__` template; cheap, and the same arguments give the same object.
+
+    `header` is relative to `kernels/csrc/cuda`; `expression` is a C++ name expression; `signature` has one
+    code a parameter: P pointer, i int32, I uint32, q int64, f float32. `max_smem` is the most dynamic shared
+    memory that a launch will ask for, in bytes. `arch` defaults to that of the current device at first use;
+    `options` and `allowed_local_bytes` are those of `Instantiation`.
+    Raises ValueError for an unknown code.
+    """
+    inst = Instantiation(header, expression, arch or "", options, allowed_local_bytes)
+    return Kernel(inst, signature, max_smem)
+
+
+def prepare(kernels: Iterable[Kernel]) -> None:
+    """Compiles in parallel and loads, on the current device, every kernel that is not loaded yet."""
+    index = device.current().index
+    missing = [k for k in dict.fromkeys(kernels) if index not in k._functions]
+    for fn, compiled in zip(missing, compile_many(k.instance() for k in missing), strict=True):
+        fn._dump(compiled)
+        fn._load(index, compiled)
+
+
+def _address(value: Any) -> int:
+    """Device address of a CUDA tensor."""
+    if not value.is_cuda:
+        raise TypeError(f"the tensor is on {value.device}, not on a CUDA device")
+    return int(value.data_ptr())
+
+
+@cache
+def _attributes(pdl: bool, cluster: tuple[int, int, int] | None) -> tuple[int, int]:
+    """(address, count) of a CUlaunchAttribute array, kept alive for the life of the process."""
+    records = []
+    if cluster:
+        records.append(_ATTRIBUTE.pack(driver.LAUNCH_CLUSTER_DIMENSION, struct.pack("@3I", *cluster)))
+    if pdl:
+        records.append(_ATTRIBUTE.pack(driver.LAUNCH_PROGRAMMATIC_STREAM_SERIALIZATION, struct.pack("@i", 1)))
+    buffer = ctypes.create_string_buffer(b"".join(records))
+    _attribute_arrays.append(buffer)
+    return ctypes.addressof(buffer), len(records)
+
+
+_attribute_arrays: list[Any] = []
