@@ -1,0 +1,62 @@
+"""Llama: RMSNorm, rotary attention with grouped KV heads, SiLU-gated MLP (Touvron et al. 2023, section 2.2)."""
+
+from collections.abc import Mapping
+from typing import Self
+
+from torch import Tensor
+
+from tessera.kernels.types import AttentionMetadata
+from tessera.layers.reference import FloatWeights, ReferenceLayers
+from tessera.layers.types import Layers, Observer, observe
+from tessera.spec import ModelConfig
+
+
+class LlamaBlock:
+    """One decoder block. `hidden` is what the last block added; `residual` is the sum before it."""
+
+    def __init__(self, layers: Layers, index: int) -> None:
+        name = f"model.layers.{index}"
+        attn, mlp = f"{name}.self_attn", f"{name}.mlp"
+        self.qkv = layers.linear(f"{attn}.q_proj", f"{attn}.k_proj", f"{attn}.v_proj")
+        self.o = layers.linear(f"{attn}.o_proj")
+        self.gate_up = layers.linear(f"{mlp}.gate_proj", f"{mlp}.up_proj")
+        self.down = layers.linear(f"{mlp}.down_proj")
+        self.attention = layers.attention()
+        self.silu_mul = layers.silu_mul(feeds=self.down)
+        self.input_norm = layers.norm(f"{name}.input_layernorm", feeds=self.qkv)
+        self.post_norm = layers.norm(f"{name}.post_attention_layernorm", feeds=self.gate_up)
+
+    @classmethod
+    def from_floats(cls, config: ModelConfig, layer_index: int, tensors: Mapping[str, Tensor]) -> Self:
+        """Block `layer_index` in plain torch with dense attention, for calibration.
+
+        `tensors` maps canonical names (`model.layers.<i>.self_attn.q_proj.weight`, …) to floats; others in
+        it are left alone. It computes in the tensors' own type, which should be float32. Raises KeyError for
+        a missing tensor.
+        """
+        return cls(ReferenceLayers(FloatWeights(config, tensors)), layer_index)
+
+    def forward(
+        self,
+        hidden: Tensor,
+        residual: Tensor | None,
+        meta: AttentionMetadata,
+        cache: Tensor | None = None,
+        observer: Observer | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """hidden [T, H], residual [T, H] (None before the first block) -> both after this block.
+
+        The block's output in the usual sense is their sum. `meta` of whole sequences comes from
+        `layers.dense.dense_metadata(lengths)`; `cache` is this layer's pages, None where attention is dense.
+        `observer(point, tensor)` sees the linear inputs "qkv_in", "o_in", "gate_up_in", "down_in" [T, K] and,
+        as [T, heads, D], "q" and "k" after rotation, "k_pre" before it, and "v".
+        """
+        x, residual = self.input_norm(hidden, residual)
+        observe(observer, "qkv_in", x)
+        x = self.attention(self.qkv(x), cache, meta, observer)
+        observe(observer, "o_in", x)
+        x, residual = self.post_norm(self.o(x), residual)
+        observe(observer, "gate_up_in", x)
+        x = self.silu_mul(self.gate_up(x))
+        observe(observer, "down_in", x)
+        return self.down(x), residual
