@@ -10,8 +10,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from tessera.kernels.types import AttentionMetadata
 from tessera.layers.rope import rope_tables
 from tessera.layers.types import Observer, observe
-from tessera.numerics.rope import apply_rope
-from tessera.spec import ModelConfig
+from tessera.numerics.quantize import quantize
+from tessera.numerics.rope import rotate
+from tessera.spec import Chain, ModelConfig
 
 
 def dense_metadata(lengths: Sequence[int], device: torch.device | str = "cpu") -> AttentionMetadata:
@@ -32,15 +33,19 @@ def dense_metadata(lengths: Sequence[int], device: torch.device | str = "cpu") -
 class DenseAttention:
     """Each sequence of the step attends causally to itself; its tokens must start at position 0.
 
+    K and V are rounded as `kv` says, every token's own included; a plain `kv` leaves them as computed.
+
     Observed points: "k_pre" and "v" as the linear layer gave them, "q" and "k" after rotation, each
     [T, heads, D].
     """
 
     kernel_ids: tuple[str, ...] = ()
     bytes_per_page = 0
+    nbytes = 0
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, kv: Chain) -> None:
         self.config = config
+        self.kv = kv
 
     def allocate(self, num_pages: int) -> Tensor:
         raise TypeError(f"dense attention keeps no cache, so not {num_pages} pages: build with paged=True")
@@ -49,14 +54,15 @@ class DenseAttention:
         self, qkv: Tensor, cache: Tensor | None, meta: AttentionMetadata, observer: Observer | None = None
     ) -> Tensor:
         q, k, v = self._rotated(qkv, meta.positions, observer)
-        bounds = meta.cu_seqlens.tolist()
-        if bounds[1:] and meta.context_lens.tolist() != [b - a for a, b in zip(bounds, bounds[1:], strict=False)]:
-            raise ValueError("dense attention sees whole sequences: context_lens must equal the step's lengths")
-        out = torch.empty_like(q)
-        for start, stop in zip(bounds, bounds[1:], strict=False):
-            part = slice(start, stop)
-            out[part] = _causal(q[part], k[part], v[part])
-        return out.flatten(1)
+        k, v = self._as_stored(k), self._as_stored(v)
+        lengths = meta.cu_seqlens.diff()
+        if not torch.equal(lengths, meta.context_lens):
+            raise ValueError("dense attention sees whole sequences: context_lens must be the step's lengths")
+        parts = zip(*(x.split(lengths.tolist()) for x in (q, k, v)), strict=True)
+        return torch.cat([_causal(*part) for part in parts]).flatten(1)
+
+    def _as_stored(self, x: Tensor) -> Tensor:
+        return x if self.kv.is_plain else quantize(x, self.kv).dequantize(x.dtype)
 
     def _rotated(
         self, qkv: Tensor, positions: Tensor, observer: Observer | None
@@ -67,7 +73,7 @@ class DenseAttention:
         observe(observer, "k_pre", k)
         observe(observer, "v", v)
         cos, sin = (table.to(qkv.device)[positions] for table in rope_tables(config))
-        q, k = apply_rope(q, cos, sin), apply_rope(k, cos, sin)
+        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         observe(observer, "q", q)
         observe(observer, "k", k)
         return q, k, v

@@ -4,13 +4,16 @@ T tokens of a step, H hidden size, D head dimension, I intermediate size.
 """
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 from torch import Tensor
 
 from tessera.kernels.types import Activation, AttentionMetadata
 from tessera.numerics.qtensor import QTensor
 from tessera.spec import Chain, ModelConfig
+
+EMBEDDING_NAME: Final = "model.embed_tokens"
+HEAD_NAME: Final = "lm_head"
 
 Observer = Callable[[str, Tensor], None]
 """Called with the name of a point in a block and the float tensor there (calibration)."""
@@ -40,47 +43,47 @@ class Weights(Protocol):
         ...
 
 
-class LinearLayer(Protocol):
+class Layer(Protocol):
+    """Common to all layers."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of weights and parameters held."""
+        ...
+
+    @property
+    def kernel_ids(self) -> tuple[str, ...]:
+        """Ids of the kernels it runs; none for plain torch."""
+        ...
+
+
+class LinearLayer(Layer, Protocol):
     """x [T, K] -> y [T, N]. `wants_rows` says that int8 rows save it quantizing floats itself."""
 
     @property
     def wants_rows(self) -> bool: ...
-    @property
-    def nbytes(self) -> int: ...
-    @property
-    def kernel_ids(self) -> tuple[str, ...]: ...
 
     def __call__(self, x: Activation) -> Tensor: ...
 
 
-class NormLayer(Protocol):
+class NormLayer(Layer, Protocol):
     """(x [T, H], residual [T, H] or None) -> (RMSNorm(x + residual), x + residual)."""
-
-    @property
-    def nbytes(self) -> int: ...
-    @property
-    def kernel_ids(self) -> tuple[str, ...]: ...
 
     def __call__(self, x: Tensor, residual: Tensor | None) -> tuple[Activation, Tensor]: ...
 
 
-class SiluMulLayer(Protocol):
+class SiluMulLayer(Layer, Protocol):
     """gate_up [T, 2 I] -> silu(gate) * up [T, I]."""
-
-    @property
-    def kernel_ids(self) -> tuple[str, ...]: ...
 
     def __call__(self, gate_up: Tensor) -> Activation: ...
 
 
-class AttentionLayer(Protocol):
+class AttentionLayer(Layer, Protocol):
     """qkv [T, (q heads + 2 kv heads) * D] before rotation -> [T, q heads * D].
 
     `cache` is one layer's pages, or None where attention is dense.
     """
 
-    @property
-    def kernel_ids(self) -> tuple[str, ...]: ...
     @property
     def bytes_per_page(self) -> int: ...
 
@@ -91,13 +94,8 @@ class AttentionLayer(Protocol):
     ) -> Tensor: ...
 
 
-class EmbeddingLayer(Protocol):
+class EmbeddingLayer(Layer, Protocol):
     """token_ids int [T] -> [T, H]."""
-
-    @property
-    def nbytes(self) -> int: ...
-    @property
-    def kernel_ids(self) -> tuple[str, ...]: ...
 
     def __call__(self, token_ids: Tensor) -> Tensor: ...
 

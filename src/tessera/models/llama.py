@@ -1,13 +1,14 @@
 """Llama: RMSNorm, rotary attention with grouped KV heads, SiLU-gated MLP (Touvron et al. 2023, section 2.2)."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Self
 
+import torch
 from torch import Tensor
 
 from tessera.kernels.types import AttentionMetadata
 from tessera.layers.reference import FloatWeights, ReferenceLayers
-from tessera.layers.types import Layers, Observer, observe
+from tessera.layers.types import Layer, Layers, Observer, observe
 from tessera.spec import ModelConfig
 
 
@@ -31,8 +32,7 @@ class LlamaBlock:
         """Block `layer_index` in plain torch with dense attention, for calibration.
 
         `tensors` maps canonical names (`model.layers.<i>.self_attn.q_proj.weight`, …) to floats; others in
-        it are left alone. It computes in the tensors' own type, which should be float32. Raises KeyError for
-        a missing tensor.
+        it are left alone. It computes in float32. Raises KeyError for a missing tensor.
         """
         return cls(ReferenceLayers(FloatWeights(config, tensors)), layer_index)
 
@@ -60,3 +60,64 @@ class LlamaBlock:
         x = self.silu_mul(self.gate_up(x))
         observe(observer, "down_in", x)
         return self.down(x), residual
+
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        """Every layer, in the order they run."""
+        return (
+            self.input_norm, self.qkv, self.attention, self.o,
+            self.post_norm, self.gate_up, self.silu_mul, self.down,
+        )  # fmt: skip
+
+
+class Llama:
+    """Token ids to logits over paged caches, or densely where `layers` are the reference."""
+
+    def __init__(self, layers: Layers) -> None:
+        self.config = layers.config
+        self.embedding = layers.embedding()
+        self.blocks = [LlamaBlock(layers, index) for index in range(self.config.num_layers)]
+        self.norm = layers.norm("model.norm")
+        self.head = layers.head()
+
+    @torch.inference_mode()
+    def forward(
+        self, token_ids: Tensor, meta: AttentionMetadata, caches: Sequence[Tensor] | None = None
+    ) -> Tensor:
+        """token_ids int [T] -> hidden [T, H] after the last norm. `caches` as `allocate_caches` made them,
+        None for the dense reference.
+        """
+        hidden, residual = self.embedding(token_ids), None
+        for block, cache in zip(self.blocks, caches or [None] * len(self.blocks), strict=True):
+            hidden, residual = block.forward(hidden, residual, meta, cache)
+        hidden, _ = self.norm(hidden, residual)
+        return hidden
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Rows of `forward`'s output [T, H] -> float32 [T, vocab]."""
+        return self.head(hidden).float()
+
+    def allocate_caches(self, num_pages: int) -> list[Tensor]:
+        """One cache of `num_pages` pages of 64 tokens for each block."""
+        return [block.attention.allocate(num_pages) for block in self.blocks]
+
+    @property
+    def cache_bytes_per_page(self) -> int:
+        """Bytes of one page over all blocks."""
+        return sum(block.attention.bytes_per_page for block in self.blocks)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of weights and their parameters as held in memory; a tied table counts once."""
+        return sum(layer.nbytes for layer in self._layers()) - (
+            min(self.head.nbytes, self.embedding.nbytes) if self.config.tied_embeddings else 0
+        )
+
+    def kernel_ids(self) -> tuple[str, ...]:
+        """Ids of the kernels bound, each once, in the order they first run."""
+        return tuple(dict.fromkeys(i for layer in self._layers() for i in layer.kernel_ids))
+
+    def _layers(self) -> list[Layer]:
+        blocks = [layer for block in self.blocks for layer in block.layers]
+        return [self.embedding, *blocks, self.norm, self.head]
