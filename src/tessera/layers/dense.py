@@ -10,8 +10,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from tessera.kernels.types import AttentionMetadata
 from tessera.layers.rope import rope_tables
 from tessera.layers.types import Observer, observe
-from tessera.numerics.quantize import quantize
 from tessera.numerics.rope import rotate
+from tessera.numerics.rounding import quantize
 from tessera.spec import Chain, ModelConfig
 
 
@@ -58,7 +58,7 @@ class DenseAttention:
         lengths = meta.cu_seqlens.diff()
         if not torch.equal(lengths, meta.context_lens):
             raise ValueError("dense attention sees whole sequences: context_lens must be the step's lengths")
-        parts = zip(*(x.split(lengths.tolist()) for x in (q, k, v)), strict=True)
+        parts = zip(*(torch.split(x, lengths.tolist()) for x in (q, k, v)), strict=True)
         return torch.cat([_causal(*part) for part in parts]).flatten(1)
 
     def _as_stored(self, x: Tensor) -> Tensor:
@@ -68,8 +68,8 @@ class DenseAttention:
         self, qkv: Tensor, positions: Tensor, observer: Observer | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         config = self.config
-        heads = qkv.unflatten(1, (-1, config.head_dim))
-        q, k, v = heads.split([config.num_heads, config.num_kv_heads, config.num_kv_heads], dim=1)
+        heads = qkv.view(len(qkv), -1, config.head_dim)
+        q, k, v = torch.split(heads, [config.num_heads, config.num_kv_heads, config.num_kv_heads], dim=1)
         observe(observer, "k_pre", k)
         observe(observer, "v", v)
         cos, sin = (table.to(qkv.device)[positions] for table in rope_tables(config))
@@ -81,6 +81,6 @@ class DenseAttention:
 
 def _causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """q [L, heads, D], k and v [L, kv heads, D] of one sequence -> [L, heads, D]."""
-    heads_first = [x.transpose(0, 1).unsqueeze(0) for x in (q, k, v)]
-    out = scaled_dot_product_attention(*heads_first, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+    q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))
+    out = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
     return out.squeeze(0).transpose(0, 1)

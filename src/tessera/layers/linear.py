@@ -24,7 +24,7 @@ class LinearWeights:
 
 
 class Linear:
-    """y = x W^T + b by the kernel its formats select. Float rows given to an int8 kernel are quantized here."""
+    """y = x W^T + b by the kernel its formats select. An int8 kernel's float rows are quantized here."""
 
     def __init__(self, target: Target, stored: LinearWeights) -> None:
         n, k = stored.weight.tile.shape
@@ -91,5 +91,8 @@ def _join_bias(parts: Sequence[LinearWeights]) -> Tensor | None:
         return None
     sizes = [part.weight.tile.shape[0] for part in parts]
     return torch.cat(
-        [torch.zeros(n) if part.bias is None else part.bias.float() for n, part in zip(sizes, parts, strict=True)]
+        [
+            torch.zeros(n) if part.bias is None else part.bias.float()
+            for n, part in zip(sizes, parts, strict=True)
+        ]
     )

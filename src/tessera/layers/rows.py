@@ -8,7 +8,7 @@ from tessera.layers.target import Target
 
 
 class RMSNorm:
-    """(x, residual) -> (RMSNorm(x + residual) * weight, x + residual); the first as int8 rows if `quantize`."""
+    """(x, residual) -> (RMSNorm(x + residual) * weight, x + residual); int8 rows first if `quantize`."""
 
     def __init__(self, target: Target, weight: Tensor, eps: float, *, quantize: bool) -> None:
         problem = RowsProblem(target.device, weight.shape[0], target.dtype, quantize)

@@ -123,7 +123,7 @@ class Layers(Protocol):
 
 
 def observe(observer: Observer | None, point: str, x: Activation) -> None:
-    """Hand `x` to the observer, if any. Raises TypeError for int8 rows: only the float reference is observed."""
+    """Hand `x` to the observer, if any. Raises TypeError for int8 rows: only floats are observed."""
     if observer is None:
         return
     if not isinstance(x, Tensor):

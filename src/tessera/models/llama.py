@@ -1,4 +1,4 @@
-"""Llama: RMSNorm, rotary attention with grouped KV heads, SiLU-gated MLP (Touvron et al. 2023, section 2.2)."""
+"""Llama: RMSNorm, rotary attention with grouped KV heads, SiLU-gated MLP (Touvron et al. 2023)."""
 
 from collections.abc import Mapping, Sequence
 from typing import Self
@@ -87,11 +87,13 @@ class Llama:
         """token_ids int [T] -> hidden [T, H] after the last norm. `caches` as `allocate_caches` made them,
         None for the dense reference.
         """
-        hidden, residual = self.embedding(token_ids), None
-        for block, cache in zip(self.blocks, caches or [None] * len(self.blocks), strict=True):
-            hidden, residual = block.forward(hidden, residual, meta, cache)
-        hidden, _ = self.norm(hidden, residual)
-        return hidden
+        hidden = self.embedding(token_ids)
+        residual = None
+        for index, block in enumerate(self.blocks):
+            hidden, residual = block.forward(hidden, residual, meta, caches[index] if caches else None)
+        rows, _ = self.norm(hidden, residual)
+        assert isinstance(rows, Tensor), "a norm that feeds nothing gives floats"
+        return rows
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:

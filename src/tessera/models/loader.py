@@ -28,7 +28,7 @@ def build_model(
     """The checkpoint's model on `device` ("cpu", "cuda", or a Device that limits the instruction set).
 
     With `paged` every layer is bound to the kernel that its format selects. Without, it is the reference:
-    plain torch, dense causal attention over the step's whole sequences, float32 unless `dtype` says otherwise.
+    plain torch, dense causal attention over the step's whole sequences, in float32 unless `dtype` is given.
     Raises UnknownArchitectureError, UnknownDeviceError, NoKernelError.
     """
     make = model_class(checkpoint.config.architecture)
