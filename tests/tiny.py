@@ -1,7 +1,9 @@
 """Tiny random Llama models for tests: configuration, tensors, a Hugging Face directory, a tokenizer."""
 
 import json
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,9 @@ from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 
-from tessera.spec import ModelConfig, RopeConfig
+from tessera.kernels.types import AttentionMetadata
+from tessera.numerics import QTensor, plain, quantize
+from tessera.spec import A8, A32, S8N, Chain, ModelConfig, Pattern, Recipe, RopeConfig, symmetric
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MERGES = ("t h", "th e", "Ġ t", "Ġ a", "i n", "e r", "o n", "Ġ the", "l l", "a n")
@@ -61,6 +65,67 @@ def random_tensors(
             values = values / shape[-1] ** 0.5
         tensors[name] = values.to(dtype)
     return tensors
+
+
+@dataclass(frozen=True)
+class TinyCheckpoint:
+    """Tensors in memory with the formats of a recipe, as a checkpoint offers them (no tokenizer)."""
+
+    config: ModelConfig
+    qtensors: dict[str, QTensor]
+    activations: dict[str, Chain]
+    kv_chain: Chain = A32
+
+    def names(self) -> list[str]:
+        return list(self.qtensors)
+
+    def qtensor(self, name: str) -> QTensor:
+        return self.qtensors[name]
+
+    def tensor(self, name: str) -> Tensor:
+        return self.qtensors[name].dequantize()
+
+    def activation(self, name: str) -> Chain:
+        return self.activations.get(name, A32)
+
+
+def quantized(config: ModelConfig, tensors: dict[str, Tensor], recipe: Recipe) -> TinyCheckpoint:
+    """Every linear layer of a block rounded to nearest as `recipe` says; embedding and head to 8 bits with
+    int8 activations where the recipe has them, else left alone.
+    """
+    chains = {f"{name}.weight": recipe.weight_chain() for name in config.linears()}
+    activations = dict.fromkeys(config.linears(), recipe.activation_chain())
+    if recipe.activation_bits == 8:
+        by_row = symmetric(S8N, Pattern.channel())
+        chains |= {"model.embed_tokens.weight": by_row, "lm_head.weight": by_row}
+        activations["lm_head"] = A8
+    qtensors = {
+        name: quantize(values, chains[name]) if name in chains else plain(values)
+        for name, values in tensors.items()
+    }
+    return TinyCheckpoint(config, qtensors, activations, recipe.kv_chain())
+
+
+def paged_metadata(
+    computed: Sequence[int], lengths: Sequence[int], tables: Tensor, page_size: int = 64
+) -> AttentionMetadata:
+    """One step: sequence s has `computed[s]` tokens in the cache and `lengths[s]` new ones.
+
+    `tables` int32 [S, P] are its pages.
+    """
+    starts = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
+    places = [torch.arange(c, c + n) for c, n in zip(computed, lengths, strict=True)]
+    slots = [tables[s].long()[p // page_size] * page_size + p % page_size for s, p in enumerate(places)]
+    context = [c + n for c, n in zip(computed, lengths, strict=True)]
+    return AttentionMetadata(
+        positions=torch.cat(places).int(),
+        slot_mapping=torch.cat(slots),
+        cu_seqlens=starts,
+        context_lens=torch.tensor(context, dtype=torch.int32),
+        block_tables=tables,
+        max_query_len=max(lengths),
+        max_context_len=max(context),
+    )
 
 
 def hf_config(config: ModelConfig) -> dict[str, Any]:
