@@ -150,7 +150,7 @@ class AsyncEngine:
         return len(self._streams)
 
     def health(self) -> Health:
-        """Whether the engine thread can serve; a step longer than the caller's watchdog is for it to judge."""
+        """Whether the engine thread can serve. How long a step may take is for the caller to judge."""
         started = self._step_started
         step_seconds = 0.0 if started is None else time.monotonic() - started
         cause = None if self._cause is None else repr(self._cause)
@@ -197,13 +197,12 @@ class AsyncEngine:
             log.debug("event loop closed with deltas undelivered")
 
     def _self_check(self, done: asyncio.Future[None]) -> list[Delta]:
+        failure: BaseException | None = None
         try:
             self.core.self_check()
         except BaseException as error:
             failure = error
-            self._call(lambda: done.cancelled() or done.set_exception(failure))
-        else:
-            self._call(lambda: done.cancelled() or done.set_result(None))
+        self._call(lambda: _settle(done, failure))
         return []
 
     def _dispatch(self, deltas: list[Delta]) -> None:
@@ -225,3 +224,12 @@ class AsyncEngine:
                 for request_id in list(self._streams)
             ]
         )
+
+
+def _settle(done: asyncio.Future[None], failure: BaseException | None) -> None:
+    if done.cancelled():
+        return
+    if failure is None:
+        done.set_result(None)
+    else:
+        done.set_exception(failure)
