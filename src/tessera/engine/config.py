@@ -1,0 +1,117 @@
+"""Engine options, and how much KV cache they amount to on this machine."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from tessera.engine.block_pool import BLOCK_SIZE, blocks_for
+from tessera.engine.errors import CacheMemoryError, EngineConfigError
+
+MIN_MODEL_LEN: Final = 4  # the self-check's prompt and its tokens
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Options of one engine; the command line reads its defaults from here.
+
+    max_model_len           longest prompt and output together, in tokens; None: what the model allows,
+                            or less where the cache cannot hold that
+    max_num_seqs            most requests computed in one step
+    max_num_batched_tokens  most tokens computed in one step; longer prompts are cut into chunks
+    kv_tokens               size of the KV cache in tokens; None: what `memory_fraction` gives
+    memory_fraction         share of the memory available after loading that the KV cache may take
+    seed                    makes requests without a seed of their own repeatable; None: fresh entropy
+    threads                 CPU threads of kernels; None: one per core this process may use
+
+    Raises EngineConfigError.
+    """
+
+    max_model_len: int | None = None
+    max_num_seqs: int = 32
+    max_num_batched_tokens: int = 512
+    kv_tokens: int | None = None
+    memory_fraction: float = 0.5
+    seed: int | None = None
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        minima = {
+            "max_model_len": MIN_MODEL_LEN,
+            "max_num_seqs": 1,
+            "max_num_batched_tokens": 1,
+            "kv_tokens": MIN_MODEL_LEN,
+            "threads": 1,
+        }
+        for name, least in minima.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise EngineConfigError(f"{name} is {value}: it must be at least {least}")
+        if not 0 < self.memory_fraction <= 1:
+            raise EngineConfigError(
+                f"memory_fraction is {self.memory_fraction}: it must be above 0 and at most 1"
+            )
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise EngineConfigError(
+                f"max_num_batched_tokens is {self.max_num_batched_tokens}, max_num_seqs {self.max_num_seqs}: "
+                "a step must have room for one token of every sequence"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class CachePlan:
+    """Blocks to allocate, the context they allow, and what had to be reduced (one sentence each)."""
+
+    num_blocks: int
+    max_model_len: int
+    notes: tuple[str, ...] = ()
+
+
+def plan_cache(
+    config: EngineConfig, *, model_max_len: int, bytes_per_block: int, available_bytes: int
+) -> CachePlan:
+    """KV cache for `config`, given the model's longest context and the memory left after loading it.
+
+    What was not asked for by name is reduced to fit, and noted. Raises CacheMemoryError if not even one
+    sequence of the `max_model_len` asked for fits, EngineConfigError if the model's context is shorter.
+    """
+    if config.max_model_len is not None and config.max_model_len > model_max_len:
+        raise EngineConfigError(
+            f"max_model_len is {config.max_model_len}: the model was made for at most {model_max_len}"
+        )
+    wanted_len = config.max_model_len or model_max_len
+    budget = int(available_bytes * config.memory_fraction)
+    affordable = budget // bytes_per_block
+    if config.kv_tokens is None:
+        wanted = config.max_num_seqs * blocks_for(wanted_len)  # more could never be in use at once
+    else:
+        wanted = blocks_for(config.kv_tokens)
+    num_blocks = min(wanted, affordable)
+    capacity = num_blocks * BLOCK_SIZE
+    if capacity < (config.max_model_len or MIN_MODEL_LEN):
+        raise CacheMemoryError(_arithmetic(wanted_len, bytes_per_block, available_bytes, config, capacity))
+    notes = []
+    if config.kv_tokens is not None and affordable < wanted:
+        notes.append(
+            f"kv_tokens reduced from {config.kv_tokens} to {capacity}: {config.memory_fraction:.0%} of "
+            f"{_mib(available_bytes)} available holds no more"
+        )
+    if capacity < wanted_len:
+        notes.append(f"max_model_len reduced from {wanted_len} to {capacity}: the KV cache holds no more")
+    return CachePlan(num_blocks, min(wanted_len, capacity), tuple(notes))
+
+
+def _arithmetic(
+    wanted_len: int, bytes_per_block: int, available_bytes: int, config: EngineConfig, capacity: int
+) -> str:
+    needed = blocks_for(wanted_len)
+    limit = "" if config.kv_tokens is None else f" and kv_tokens is {config.kv_tokens}"
+    fix = "raise memory_fraction" if config.kv_tokens is None else "raise kv_tokens or memory_fraction"
+    return (
+        f"one sequence of {wanted_len} tokens needs {needed} blocks x {bytes_per_block} bytes = "
+        f"{_mib(needed * bytes_per_block)}; the cache may take {config.memory_fraction:.0%} of "
+        f"{_mib(available_bytes)} available = {_mib(int(available_bytes * config.memory_fraction))}{limit}, "
+        f"which holds {capacity} tokens; {fix}, or set max_model_len to at most {capacity}"
+    )
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:.1f} MiB"

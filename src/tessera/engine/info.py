@@ -1,0 +1,21 @@
+"""What an engine is made of, for logs, health pages and benchmark tables."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """kernel_ids: kernels bound, each once. Sizes in bytes. startup_seconds: of each phase, in order.
+
+    notes: what had to be reduced to fit, one sentence each.
+    """
+
+    model: str = ""
+    device: str = "cpu"
+    kernel_ids: tuple[str, ...] = ()
+    weight_bytes: int = 0
+    cache_bytes: int = 0
+    cache_bytes_per_block: int = 0
+    startup_seconds: Mapping[str, float] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()

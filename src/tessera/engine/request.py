@@ -1,0 +1,96 @@
+"""One request on its way through the engine, and what comes back from it."""
+
+import time
+from dataclasses import dataclass, field
+from enum import Enum, StrEnum
+
+from tessera.engine.sampling_params import SamplingParams
+
+
+class FinishReason(StrEnum):
+    """Why a request ended. Every accepted request gets exactly one."""
+
+    STOP = "stop"  # end-of-sequence token, stop token or stop string
+    LENGTH = "length"  # max_tokens reached or context full
+    ABORT = "abort"  # the caller gave up
+    ERROR = "error"  # the engine failed; the text of the failure is beside it
+
+
+class RequestState(Enum):
+    WAITING = "waiting"  # not admitted yet, or preempted: owns no blocks
+    RUNNING = "running"  # admitted: owns the blocks of its block table
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What one step added to one request. The last one of a request carries `finish_reason`.
+
+    `text` never ends in half a character or in what may become a stop string, so it can be empty while
+    `token_ids` is not. Texts of all deltas joined are the text of the request.
+
+    stop_reason  the stop string or the token id that ended it, where finish_reason is stop
+    error        what went wrong, where finish_reason is error
+    num_output_tokens  new tokens so far, this delta's included
+    """
+
+    request_id: str
+    text: str
+    token_ids: tuple[int, ...]
+    num_prompt_tokens: int
+    num_output_tokens: int
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """A finished request: all of its deltas together. `prompt` is None where ids were given."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...]
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    stop_reason: str | int | None = None
+    error: str | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """Scheduling state of one request. Only the scheduler and its block pool change it.
+
+    token_ids            prompt, then every sampled token
+    num_computed_tokens  tokens whose K and V are in the cache
+    block_table          blocks that hold them, in order, 64 tokens each
+    max_total_tokens     prompt and output together may not exceed it; set at admission to the queue
+    """
+
+    id: str
+    token_ids: list[int]
+    num_prompt_tokens: int
+    sampling: SamplingParams
+    seed: int
+    state: RequestState = RequestState.WAITING
+    num_computed_tokens: int = 0
+    block_table: list[int] = field(default_factory=list)
+    max_total_tokens: int = 0
+    arrival_time: float = field(default_factory=time.monotonic)
+    first_scheduled_time: float | None = None
+    first_token_time: float | None = None
+    last_token_time: float | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_pending_tokens(self) -> int:
+        """Tokens to compute before the next one can be sampled: 1 while decoding."""
+        return len(self.token_ids) - self.num_computed_tokens

@@ -1,0 +1,171 @@
+"""Which tokens of which requests the next step computes.
+
+Continuous batching (Orca, OSDI 2022) over paged KV blocks (vLLM, SOSP 2023) with chunked prefill mixed into
+decode steps (Sarathi-Serve, OSDI 2024), under a token budget.
+
+Running requests are kept in the order they were admitted. Only the last of them can be in the middle of its
+prefill: a prompt is cut only where the budget ends, and then nothing more is admitted. So going through them
+in order serves decodes first. When blocks run out, the request admitted last gives all of its blocks back and
+waits at the head of the queue, to be computed again from its tokens.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+
+from tessera.engine.block_pool import BlockPool, blocks_for
+from tessera.engine.errors import SchedulerStalledError
+from tessera.engine.request import Request, RequestState
+from tessera.errors import InvalidRequestError
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledTokens:
+    """Tokens start .. start + count - 1 of one request, computed in one step."""
+
+    request: Request
+    start: int
+    count: int
+
+    @property
+    def samples(self) -> bool:
+        """Whether the step computes the request's last known token, and so yields the next one."""
+        return self.start + self.count == self.request.num_tokens
+
+
+class Scheduler:
+    """Queues and block tables. `schedule`, compute, `advance`, then `finish` what ended; one thread."""
+
+    def __init__(
+        self, pool: BlockPool, max_model_len: int, max_num_seqs: int, max_num_batched_tokens: int
+    ) -> None:
+        self.pool = pool
+        self.max_model_len = max_model_len
+        self.max_num_seqs = max_num_seqs
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+        self.num_preemptions = 0
+
+    @property
+    def has_unfinished(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    def max_total_tokens(self, num_prompt_tokens: int, max_tokens: int | None) -> int:
+        """Longest that a request may become, prompt included.
+
+        Raises InvalidRequestError if its prompt leaves no room for one token, or its blocks exceed the pool.
+        """
+        if num_prompt_tokens + 1 > self.max_model_len:
+            raise InvalidRequestError(
+                f"the prompt has {num_prompt_tokens} tokens: with one new token that exceeds the context of "
+                f"{self.max_model_len}; shorten the prompt or raise max_model_len",
+                "prompt",
+            )
+        total = self.max_model_len
+        if max_tokens is not None:
+            total = min(total, num_prompt_tokens + max_tokens)
+        # The last token is returned, never computed on: it needs no room in the cache.
+        if blocks_for(total - 1) > self.pool.num_blocks:
+            raise InvalidRequestError(
+                f"{num_prompt_tokens} prompt tokens and {total - num_prompt_tokens} new ones need "
+                f"{blocks_for(total - 1)} blocks of the KV cache, which has {self.pool.num_blocks}; "
+                "ask for fewer tokens or raise kv_tokens",
+                "max_tokens",
+            )
+        return total
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises InvalidRequestError where `max_total_tokens` does."""
+        request.max_total_tokens = self.max_total_tokens(
+            request.num_prompt_tokens, request.sampling.max_tokens
+        )
+        self.waiting.append(request)
+
+    def schedule(self) -> list[ScheduledTokens]:
+        """The next step, at most `max_num_batched_tokens` tokens. Blocks for them are allocated.
+
+        Raises SchedulerStalledError if requests are unfinished and none can go on.
+        """
+        preemptions = self.num_preemptions
+        step = self._schedule_running()
+        if self.num_preemptions == preemptions:  # admitting right after a preemption would thrash
+            self._admit(step)
+        if not step and self.has_unfinished:
+            raise SchedulerStalledError(
+                f"{len(self.waiting)} waiting and {len(self.running)} running requests, {self.pool.num_free} "
+                f"of {self.pool.num_blocks} blocks free, and nothing can be scheduled"
+            )
+        return step
+
+    def _schedule_running(self) -> list[ScheduledTokens]:
+        step: list[ScheduledTokens] = []
+        budget = self.max_num_batched_tokens
+        index = 0
+        while index < len(self.running) and budget > 0:
+            request = self.running[index]
+            count = min(request.num_pending_tokens, budget)
+            if not self._grow(request, request.num_computed_tokens + count):
+                break  # preempted itself: it was the last
+            step.append(ScheduledTokens(request, request.num_computed_tokens, count))
+            budget -= count
+            index += 1
+        return step
+
+    def _grow(self, request: Request, num_tokens: int) -> bool:
+        """Make the request's table hold `num_tokens`, preempting from the tail; False if it fell itself."""
+        missing = blocks_for(num_tokens) - len(request.block_table)
+        while missing > self.pool.num_free:
+            victim = self.running[-1]
+            self._preempt(victim)
+            if victim is request:
+                return False
+        if missing > 0:
+            request.block_table += self.pool.allocate(missing)
+        return True
+
+    def _preempt(self, request: Request) -> None:
+        self.running.remove(request)
+        self._release(request)
+        request.state = RequestState.WAITING
+        request.num_computed_tokens = 0
+        self.waiting.appendleft(request)
+        self.num_preemptions += 1
+
+    def _admit(self, step: list[ScheduledTokens]) -> None:
+        """Admit waiting requests in order while budget, sequences and blocks for their tokens last."""
+        budget = self.max_num_batched_tokens - sum(tokens.count for tokens in step)
+        while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
+            request = self.waiting[0]
+            # All of a prompt's blocks at once: a prefill cut into chunks cannot starve half-way.
+            needed = blocks_for(request.num_tokens)
+            if needed > self.pool.num_free:
+                return
+            self.waiting.popleft()
+            request.block_table = self.pool.allocate(needed)
+            request.state = RequestState.RUNNING
+            self.running.append(request)
+            count = min(request.num_tokens, budget)
+            step.append(ScheduledTokens(request, 0, count))
+            budget -= count
+
+    def advance(self, step: list[ScheduledTokens]) -> None:
+        """Note that the tokens of `step` are in the cache now."""
+        for tokens in step:
+            tokens.request.num_computed_tokens += tokens.count
+
+    def finish(self, request: Request) -> None:
+        """Take a request out, whatever its state, and free its blocks."""
+        if request.state is RequestState.RUNNING:
+            self.running.remove(request)
+        elif request.state is RequestState.WAITING:
+            self.waiting.remove(request)
+        request.state = RequestState.FINISHED
+        self._release(request)
+
+    def _release(self, request: Request) -> None:
+        self.pool.release(request.block_table)
+        request.block_table = []
+
+    def check_integrity(self) -> None:
+        """Raises BlockAccountingError unless free + held blocks equal the pool, each counted right."""
+        self.pool.check_integrity(request.block_table for request in self.running)
