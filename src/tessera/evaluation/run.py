@@ -7,11 +7,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tessera.engine.llm import LLM
-from tessera.formats import Checkpoint, open_checkpoint
-
 from tessera.evaluation.errors import TokenizerMismatchError, WindowError
 from tessera.evaluation.metrics import Interval, Score, bootstrap_delta_log_ppl
 from tessera.evaluation.windows import PromptLogits, cut_windows, dense_logits, score_window
+from tessera.formats import Checkpoint, open_checkpoint
 from tessera.kernels.registry import runs
 from tessera.models.loader import build_model
 
