@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 
+from tessera.formats import CheckpointWriter, open_checkpoint
 from tessera.kernels.types import AttentionMetadata
 from tessera.numerics import QTensor, plain, quantize
 from tessera.spec import A8, A32, S8N, Chain, ModelConfig, Pattern, Recipe, RopeConfig, symmetric
@@ -126,6 +127,18 @@ def paged_metadata(
         max_query_len=max(lengths),
         max_context_len=max(context),
     )
+
+
+def write_quantized(directory: Path, source: Path, recipe: str) -> Path:
+    """The model in `source` rounded to nearest by `recipe`, as a checkpoint. Returns `directory`."""
+    opened = open_checkpoint(source)
+    tensors = {name: opened.tensor(name).float() for name in opened.names()}
+    result = quantized(opened.config, tensors, Recipe.parse(recipe))
+    with CheckpointWriter(directory, opened.config, Recipe.parse(recipe), files=opened.files()) as writer:
+        for name in result.names():
+            writer.add(name, result.qtensor(name))
+        writer.finish()
+    return directory
 
 
 def hf_config(config: ModelConfig) -> dict[str, Any]:

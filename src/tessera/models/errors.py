@@ -3,9 +3,9 @@
 from tessera.errors import InvalidRequestError
 
 
-class UnknownArchitectureError(InvalidRequestError):
+class NoModelError(InvalidRequestError):
     """No model family implements the checkpoint's architecture. Names it and the known ones."""
 
 
-class UnknownDeviceError(InvalidRequestError):
+class NoDeviceError(InvalidRequestError):
     """No kernels exist for a kind of device. Names it and the known ones."""

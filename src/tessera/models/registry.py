@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Final
 
 from tessera.layers.types import Layers
-from tessera.models.errors import UnknownArchitectureError
+from tessera.models.errors import NoModelError
 from tessera.models.llama import Llama
 from tessera.models.types import Model
 
@@ -12,8 +12,8 @@ ARCHITECTURES: Final[dict[str, Callable[[Layers], Model]]] = {"LlamaForCausalLM"
 
 
 def model_class(architecture: str) -> Callable[[Layers], Model]:
-    """Raises UnknownArchitectureError naming the known ones."""
+    """Raises NoModelError naming the known ones."""
     if architecture not in ARCHITECTURES:
         known = ", ".join(sorted(ARCHITECTURES))
-        raise UnknownArchitectureError(f"architecture {architecture} is not implemented; known are {known}")
+        raise NoModelError(f"architecture {architecture} is not implemented; known are {known}")
     return ARCHITECTURES[architecture]
