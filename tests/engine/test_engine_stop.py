@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,7 +24,7 @@ def first_match(text: str, stops: list[str]) -> tuple[int, str] | None:
 
 def pieces(text: str, cuts: list[int]) -> list[str]:
     edges = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
-    return [text[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    return [text[a:b] for a, b in pairwise(edges)]
 
 
 @given(TEXT, STOPS, st.lists(st.integers(0, 40), max_size=10))
