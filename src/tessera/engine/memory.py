@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Final
 
-import psutil
+import psutil  # type: ignore[import-untyped]
 
 CGROUP: Final = Path("/sys/fs/cgroup")
 

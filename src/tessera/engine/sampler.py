@@ -44,6 +44,7 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
 def _draw(logits: Tensor, best: Tensor, draws: Sequence[Draw]) -> Tensor:
     """int64 [R]: tokens drawn from softmax(logits / temperature), filtered by top-k and top-p."""
     temperature = logits.new_tensor([draw.sampling.temperature for draw in draws])
+    temperature.clamp_(min=torch.finfo(temperature.dtype).tiny)
     # Subtracting first keeps tiny temperatures from overflowing: the best token stays at exp(0).
     weights = ((logits - best[:, None]) / temperature[:, None]).exp_()
     weights = weights.double()
