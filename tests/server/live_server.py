@@ -45,10 +45,14 @@ def wait_until(true: Callable[[], bool], timeout_s: float = 10) -> None:
 
 @contextmanager
 def live_server(
-    settings: dict | None = None, engine_settings: dict | None = None, ready: bool = True
+    settings: dict | None = None,
+    engine_settings: dict | None = None,
+    prepare: Callable[[EchoRunner], None] | None = None,
 ) -> Iterator[Live]:
-    """Serve in a thread until the block ends."""
+    """Serve in a thread until the block ends. Waits until it is ready, unless `prepare` meddles with that."""
     engine = make_engine(**(engine_settings or {}))
+    if prepare is not None:
+        prepare(engine.core.runner)
     config = ServerConfig(MODEL, port=0, **(settings or {}))
     server = make_server(engine, config)
     sock = listen(config)
@@ -65,8 +69,8 @@ def live_server(
     with httpx.Client(base_url=f"http://127.0.0.1:{sock.getsockname()[1]}", timeout=20) as http:
         live = Live(server, engine.core.runner, http, thread, error)
         try:
-            if ready:
-                wait_until(lambda: server.started)
+            wait_until(lambda: server.started or error)
+            if prepare is None:
                 wait_until(lambda: http.get("/ready").status_code == 200)
             yield live
         finally:

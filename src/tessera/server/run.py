@@ -44,7 +44,8 @@ class DrainingServer(uvicorn.Server):
 def listen(config: ServerConfig) -> socket.socket:
     """Bound socket of the server's address; port 0 picks a free one. Raises PortInUseError."""
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
+    # asyncio switches Nagle's algorithm off only for sockets that say TCP; on, it costs 40 ms a response.
+    sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         sock.bind((config.host, config.port))
