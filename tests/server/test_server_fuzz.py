@@ -15,7 +15,8 @@ JSON = st.recursive(
 )
 PLAUSIBLE = {
     "prompt": st.text(max_size=20) | st.lists(st.integers(-2, 260), max_size=5) | JSON,
-    "messages": st.lists(st.fixed_dictionaries({"role": st.just("user"), "content": st.text() | JSON})) | JSON,
+    "messages": st.lists(st.fixed_dictionaries({"role": st.just("user"), "content": st.text() | JSON}))
+    | JSON,
     "max_tokens": st.integers(-1, 40) | JSON,
     "temperature": st.floats(-1, 3) | JSON,
     "top_p": st.floats(-1, 2) | JSON,

@@ -74,9 +74,9 @@ def test_errors_become_the_clients_exceptions(client):
 def test_error_within_a_stream():
     with live_server() as server:
         with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
-            stream = client.completions.create(model=MODEL, prompt="abc", temperature=0, stream=True)
-            first = next(stream)
-            assert first.choices[0].text == "a"
+            server.runner.delay_s = 0.02
+            stream = client.completions.create(model=MODEL, prompt="abc" * 20, temperature=0, stream=True)
+            assert next(stream).choices[0].text == "a"
             server.runner.fail = ZeroDivisionError("broken kernel")
             with pytest.raises(openai.APIError, match="broken kernel"):
                 list(stream)

@@ -26,6 +26,7 @@ from tessera.server.protocol import (
     Text,
     TokenizeRequest,
     Tokens,
+    Version,
     new_id,
     now,
 )
@@ -82,8 +83,17 @@ def _probes(service: Service) -> APIRouter:
         return Response(text, media_type=metrics.CONTENT_TYPE)
 
     @router.get("/version")
-    async def version() -> dict[str, str]:
-        return {"version": __version__}
+    async def version() -> Version:
+        """What is running: kernels that were bound, bytes of weights and KV cache."""
+        info = service.engine.core.info
+        return Version(
+            version=__version__,
+            model=service.config.model_name,
+            device=info.device,
+            kernels=list(info.kernel_ids),
+            weight_bytes=info.weight_bytes,
+            cache_bytes=info.cache_bytes,
+        )
 
     return router
 

@@ -280,6 +280,15 @@ class Text(BaseModel):
     prompt: str
 
 
+class Version(BaseModel):
+    version: str
+    model: str
+    device: str
+    kernels: list[str]
+    weight_bytes: int
+    cache_bytes: int
+
+
 class ErrorDetail(BaseModel):
     message: str
     type: str
