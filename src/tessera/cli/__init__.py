@@ -1,0 +1,1 @@
+"""Command line: one thin file per verb."""

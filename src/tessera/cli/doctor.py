@@ -1,0 +1,165 @@
+"""`tessera doctor`: what this machine has, what can run on it, and whether that works."""
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+import typer
+
+from tessera.cli import console
+from tessera.version import __version__
+
+Status = Literal["ok", "info", "warn", "fail"]
+DISTRIBUTION: Final = "tessera-llm"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One finding. `fail`: tessera cannot work like this; `warn`: it works, but slowly or not for long."""
+
+    topic: str
+    status: Status
+    detail: str
+    hint: str = ""
+
+
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    kernels: Annotated[bool, typer.Option(help="Run every kernel once (compiles them if need be).")] = True,
+) -> None:
+    """Report Python, torch, CPU, compiler, kernel cache, GPU and kernels, and run each kernel once.
+
+    Exit code 1 if something that tessera needs is missing or wrong.
+    """
+    checks = list(_checks(kernels))
+    if as_json:
+        print(json.dumps({"version": __version__, "checks": [asdict(c) for c in checks]}, indent=2))
+    else:
+        console.table(("topic", "status", "finding"), [(c.topic, c.status, _finding(c)) for c in checks])
+    if any(check.status == "fail" for check in checks):
+        raise typer.Exit(1)
+
+
+def _finding(check: Check) -> str:
+    return f"{check.detail}; {check.hint}" if check.hint else check.detail
+
+
+def _checks(kernels: bool) -> Iterator[Check]:
+    for check in (_package, _python, _torch, _cpu, _memory, _compiler, _cache, _gpu):
+        yield check()
+    if kernels:
+        yield from _kernels()
+
+
+def _package() -> Check:
+    """An unrelated, older package of the name `tessera` installs over the same import name."""
+    try:
+        other = metadata.version("tessera")
+    except metadata.PackageNotFoundError:
+        return Check("package", "ok", f"tessera {__version__} in {Path(__file__).parents[1]}")
+    return Check(
+        "package",
+        "warn",
+        f"tessera {__version__} in {Path(__file__).parents[1]}, and an unrelated package tessera {other} "
+        "that may shadow it",
+        f"pip uninstall tessera && pip install --force-reinstall --no-deps {DISTRIBUTION}",
+    )
+
+
+def _python() -> Check:
+    detail = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    supported = sys.platform == "linux" and platform.machine() == "x86_64"
+    return (
+        Check("python", "ok", detail)
+        if supported
+        else Check(
+            "python", "warn", detail, "Linux x86-64 has compiled kernels; elsewhere the slow torch path runs"
+        )
+    )
+
+
+def _torch() -> Check:
+    try:
+        import torch
+    except ImportError as error:
+        return Check("torch", "fail", f"cannot be imported: {error}", f"pip install {DISTRIBUTION}")
+    return Check("torch", "ok", f"{torch.__version__}, {torch.get_num_threads()} threads")
+
+
+def _cpu() -> Check:
+    from tessera.errors import TesseraError
+    from tessera.kernels.cpu.features import available, device
+
+    try:
+        arch = device().arch
+    except TesseraError as error:
+        return Check("cpu", "fail", str(error), "unset TESSERA_CPU_ARCH")
+    cores = len(os.sched_getaffinity(0))
+    return Check("cpu", "ok", f"{cores} cores usable, kernels for {arch} (can run {', '.join(available())})")
+
+
+def _memory() -> Check:
+    import psutil
+
+    memory = psutil.virtual_memory()
+    size = console.format_bytes
+    return Check("memory", "ok", f"{size(memory.available)} available of {size(memory.total)}")
+
+
+def _gpu() -> Check:
+    try:
+        import torch
+    except ImportError:
+        return Check("gpu", "info", "unknown without torch")
+    if torch.cuda.is_available():
+        names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+        return Check("gpu", "ok", f"{', '.join(names)} (CUDA {torch.version.cuda})")
+    if Path("/proc/driver/nvidia/version").exists():
+        hint = "install a CUDA build of torch" if torch.version.cuda is None else "nvidia-smi may say why"
+        return Check("gpu", "warn", "an NVIDIA driver is loaded, but torch sees no GPU", hint)
+    return Check("gpu", "info", "none: models run on the CPU")
+
+
+def _compiler() -> Check:
+    if os.environ.get("TESSERA_NO_COMPILER") == "1":
+        return Check("compiler", "warn", "hidden by TESSERA_NO_COMPILER=1", "unset it")
+    for name in filter(None, (os.environ.get("CXX"), "g++", "c++", "clang++")):
+        if path := shutil.which(name):
+            version = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
+            return Check("compiler", "ok", f"{path}: {version.stdout.partition(chr(10))[0]}")
+    hint = "apt install g++ (or set CXX): until then the slow torch path runs"
+    return Check("compiler", "warn", "no C++ compiler found", hint)
+
+
+def _cache() -> Check:
+    """Where compiled kernels are kept."""
+    from tessera.kernels.jit.cache import default_root
+
+    root = default_root()
+    place = next(p for p in (root, *root.parents) if p.exists())
+    if not os.access(place, os.W_OK | os.X_OK):
+        hint = "set TESSERA_CACHE_DIR to a writable directory"
+        return Check("cache", "warn", f"{root} is not writable: kernels are compiled at every start", hint)
+    entries = [entry for entry in root.glob("[0-9a-f]*/*") if entry.is_file()]
+    kernels = sum(entry.name == "meta.json" for entry in entries)
+    size = console.format_bytes(sum(entry.stat().st_size for entry in entries))
+    return Check("cache", "ok", f"{root}: {kernels} compiled libraries, {size}")
+
+
+def _kernels() -> Iterator[Check]:
+    """Every kernel on small random data, against the plain torch one of the same op."""
+    try:
+        from tessera.kernels.selfcheck import results
+    except ImportError as error:
+        yield Check("kernels", "fail", f"cannot be imported: {error}")
+        return
+    for result in results():
+        yield Check(f"kernel {result.case}", result.status, f"{result.kernel}: {result.detail}")
