@@ -1,0 +1,100 @@
+// A ring of shared-memory stages that one producer warp fills with parts of pages and several warps read.
+#pragma once
+#include "common/async_copy.cuh"
+#include "common/bulk.cuh"
+#include "common/mbarrier.cuh"
+#include "common/types.cuh"
+
+namespace tessera {
+
+#if __CUDA_ARCH__ >= 900 && !defined(TESSERA_NO_BULK_COPY)
+constexpr bool kBulkCopy = true;
+#else
+constexpr bool kBulkCopy = false;  // sm_80: the producer's lanes copy with cp.async
+#endif
+
+// mbarrier.test_wait.parity, sm_80
+TESSERA_DEVICE void await_phase(u32 barrier, u32 parity) {
+#if __CUDA_ARCH__ >= 900
+  mbarrier_wait(barrier, parity);
+#else
+  u32 done = 0;
+  while (!done)
+    asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.b32 %0, 1, 0, p; }"
+                 : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
+#endif
+}
+
+// cp.async.mbarrier.arrive.noinc, sm_80: arrives once this thread's earlier cp.async have landed.
+TESSERA_DEVICE void cp_async_arrive(u32 barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" :: "r"(barrier) : "memory");
+}
+
+// Where a side of the ring stands. Both sides step through the stages in the same order.
+template <int kStages>
+struct RingPosition {
+  int stage = 0;
+  u32 phase = 0;
+  TESSERA_DEVICE void step() {
+    if (++stage == kStages) {
+      stage = 0;
+      phase ^= 1;
+    }
+  }
+};
+
+// Shared memory of a ring: kStages stages of kStageBytes, then a full and an empty barrier for each.
+template <int kStages, int kStageBytes>
+struct Ring {
+  static constexpr int kBytes = kStages * (kStageBytes + 16);
+  u32 base;
+
+  TESSERA_DEVICE u32 stage(int i) const { return base + i * kStageBytes; }
+  TESSERA_DEVICE u32 full(int i) const { return base + kStages * kStageBytes + i * 16; }
+  TESSERA_DEVICE u32 empty(int i) const { return full(i) + 8; }
+
+  // One thread; a block barrier must follow.
+  TESSERA_DEVICE void init(int consumer_warps) const {
+    for (int i = 0; i < kStages; ++i) {
+      mbarrier_init(full(i), kBulkCopy ? 1 : kWarp);
+      mbarrier_init(empty(i), consumer_warps);
+    }
+#if __CUDA_ARCH__ >= 900
+    fence_barrier_init();
+#endif
+  }
+
+  // The whole producer warp: `bytes` bytes into the next stage, and zeros up to `padded` (both multiples of 16).
+  TESSERA_DEVICE void fill(RingPosition<kStages>& at, const char* from, int bytes, int padded) const {
+    await_phase(empty(at.stage), at.phase ^ 1);
+    const u32 to = stage(at.stage), barrier = full(at.stage);
+    if constexpr (kBulkCopy) {
+      if (bytes < padded) {
+        for (int i = bytes + lane_id() * 16; i < padded; i += kWarp * 16) store_shared(to + i, uint4{});
+        fence_async();
+      }
+      __syncwarp();
+      if (lane_id() == 0) {
+        mbarrier_arrive_expect(barrier, bytes);
+        bulk_load(to, from, bytes, barrier);
+      }
+    } else {
+      for (int i = lane_id() * 16; i < padded; i += kWarp * 16) cp_async(to + i, from + i, i < bytes ? 16 : 0);
+      cp_async_arrive(barrier);
+    }
+    at.step();
+  }
+
+  // A whole consumer warp.
+  TESSERA_DEVICE u32 wait(const RingPosition<kStages>& at) const {
+    await_phase(full(at.stage), at.phase);
+    return stage(at.stage);
+  }
+  TESSERA_DEVICE void release(RingPosition<kStages>& at) const {
+    __syncwarp();
+    if (lane_id() == 0) mbarrier_arrive(empty(at.stage));
+    at.step();
+  }
+};
+
+}  // namespace tessera

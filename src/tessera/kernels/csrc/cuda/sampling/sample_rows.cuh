@@ -1,0 +1,266 @@
+// Logits to tokens: greedy, temperature, top-k, top-p, each row with its own parameters, nothing sorted.
+//
+// Weights exp((logit - best) / temperature) are compared as the integers their bits are and added as fixed-point
+// integers, so a row's result depends on no order of additions. The k-th largest weight, and the weight at which the
+// largest ones reach top-p, are found by radix descent: histograms of 11, 11 and 10 bits, highest digit first. The
+// token is the first in order of ids whose cumulative kept weight exceeds u times the total (inverse transform).
+#pragma once
+#include "common/reduce.cuh"
+#include "common/types.cuh"
+#include "elementwise/dependency.cuh"
+
+namespace tessera {
+
+constexpr int kSampleThreads = 1024;
+constexpr int kSampleWarps = kSampleThreads / kWarp;
+constexpr int kBins = 2048;
+constexpr i64 kNotFinite = -1;
+
+struct SampleRow {
+  double temperature, top_k, top_p, u;  // temperature 0: greedy; top_k 0 and top_p 1: all tokens
+};
+
+// 2^40 ths; a weight below 2^-41 counts as nothing. The sum over a vocabulary of 2^23 still fits.
+TESSERA_DEVICE u64 mass_of(u32 key) { return __float2ull_rn(__uint_as_float(key) * 1099511627776.0f); }
+
+struct RowScratch {
+  u64 mass[kBins];
+  u32 count[kBins];
+  u64 warp_mass[kSampleWarps];
+  u32 warp_count[kSampleWarps];
+  u64 found_mass;
+  u32 found_count, found_bin;
+  u32 key_best[kSampleWarps];
+  i32 id_best[kSampleWarps];
+  i64 token;
+};
+
+// Tokens of weight above `key` are kept, and of those that weigh exactly that much the first `ties`.
+struct Threshold {
+  u32 key, ties;
+};
+
+struct RowView {
+  const float* logits;
+  int vocab;
+  float best, temperature;
+
+  // Bits of the weight of token i: they order as weights do.
+  TESSERA_DEVICE u32 key(int i) const { return __float_as_uint(expf(__fdiv_rn(logits[i] - best, temperature))); }
+};
+
+// Order-preserving map of floats to unsigned integers; NaN of either sign comes out on top.
+TESSERA_DEVICE u32 ordered(float x) {
+  if (x != x) return 0xffffffffu;
+  const u32 bits = __float_as_uint(x);
+  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
+// First id of the largest logit and that logit, NaN counting as the largest.
+TESSERA_DEVICE int find_best(const float* logits, int vocab, RowScratch& s, u32* best_key) {
+  u32 key = 0;
+  int id = vocab;
+  for (int i = threadIdx.x; i < vocab; i += kSampleThreads) {
+    const u32 mine = ordered(logits[i]);
+    if (mine > key || id == vocab) key = mine, id = i;
+  }
+  const auto merge = [&](u32 other_key, int other_id) {
+    if (other_key > key || (other_key == key && other_id < id)) key = other_key, id = other_id;
+  };
+#pragma unroll
+  for (int lanes = kWarp / 2; lanes > 0; lanes /= 2)
+    merge(__shfl_xor_sync(0xffffffffu, key, lanes), __shfl_xor_sync(0xffffffffu, id, lanes));
+  if (lane_id() == 0) s.key_best[threadIdx.x / kWarp] = key, s.id_best[threadIdx.x / kWarp] = id;
+  __syncthreads();
+  key = s.key_best[lane_id()], id = s.id_best[lane_id()];
+#pragma unroll
+  for (int lanes = kWarp / 2; lanes > 0; lanes /= 2)
+    merge(__shfl_xor_sync(0xffffffffu, key, lanes), __shfl_xor_sync(0xffffffffu, id, lanes));
+  *best_key = key;
+  return id;
+}
+
+// Inclusive sum over the lanes before and at each lane.
+template <class T>
+TESSERA_DEVICE T warp_scan(T x) {
+#pragma unroll
+  for (int d = 1; d < kWarp; d *= 2) {
+    const T left = __shfl_up_sync(0xffffffffu, x, d);
+    if (lane_id() >= d) x += left;
+  }
+  return x;
+}
+
+// Finds, from the highest bin down, the bin where the running sum reaches `target`; the sum before it goes to
+// `before` and of the counts to `before_count`. One warp, 64 bins a lane.
+template <bool kByMass>
+TESSERA_DEVICE void find_bin(RowScratch& s, u64 target) {
+  constexpr int kPerLane = kBins / kWarp;
+  const int top = kBins - 1 - lane_id() * kPerLane;
+  u64 mass = 0;
+  u32 count = 0;
+  for (int i = 0; i < kPerLane; ++i) mass += s.mass[top - i], count += s.count[top - i];
+  u64 mass_end = warp_scan(mass);
+  u32 count_end = warp_scan(count);
+  const u64 end = kByMass ? mass_end : count_end, begin = end - (kByMass ? mass : count);
+  if (!(begin < target && target <= end)) return;
+  u64 m = mass_end - mass;
+  u32 c = count_end - count;
+  for (int i = 0; i < kPerLane; ++i) {
+    const int bin = top - i;
+    if ((kByMass ? m + s.mass[bin] : c + s.count[bin]) >= target) {
+      s.found_bin = bin, s.found_mass = m, s.found_count = c;
+      return;
+    }
+    m += s.mass[bin], c += s.count[bin];
+  }
+}
+
+struct Descent {
+  u32 key;            // of the token at which the target is reached
+  u64 mass_above;     // of all tokens that weigh more
+  u32 count_above;
+};
+
+// Walks down from the largest weight until the sum of masses (or counts) reaches `target`, looking only at tokens
+// above `floor`. The target must be reached.
+template <bool kByMass>
+TESSERA_DEVICE Descent descend(const RowView& row, RowScratch& s, u64 target, u32 floor) {
+  Descent d = {0, 0, 0};
+  u32 known = 0;  // bits of the key found so far
+#pragma unroll
+  for (int level = 0; level < 3; ++level) {
+    const int shift = level == 0 ? 21 : level == 1 ? 10 : 0;
+    const u32 bins = level == 2 ? 1024 : kBins;
+    for (int i = threadIdx.x; i < kBins; i += kSampleThreads) s.mass[i] = 0, s.count[i] = 0;
+    __syncthreads();
+    for (int i = threadIdx.x; i < row.vocab; i += kSampleThreads) {
+      const u32 key = row.key(i);
+      if (key <= floor || (key & known) != d.key) continue;
+      const u32 bin = (key >> shift) & (bins - 1);
+      if constexpr (kByMass) atomicAdd(&s.mass[bin], mass_of(key));
+      atomicAdd(&s.count[bin], 1u);
+    }
+    __syncthreads();
+    if (threadIdx.x < kWarp) find_bin<kByMass>(s, target);
+    __syncthreads();
+    target -= kByMass ? s.found_mass : s.found_count;
+    d.mass_above += s.found_mass;
+    d.count_above += s.found_count;
+    d.key |= s.found_bin << shift;
+    known |= (bins - 1) << shift;
+    __syncthreads();
+  }
+  return d;
+}
+
+// Mass and number of tokens above (first) and at (second) the threshold in this warp's stretch of ids.
+struct Stretch {
+  u64 above;
+  u32 ties;
+};
+
+TESSERA_DEVICE u64 block_sum(u64 x, u64* scratch) { return block_reduce<kSampleThreads>(x, Sum{}, scratch); }
+
+TESSERA_DEVICE u64 kept_mass(const RowView& row, RowScratch& s, Threshold keep) {
+  u64 mass = 0;
+  for (int i = threadIdx.x; i < row.vocab; i += kSampleThreads) {
+    const u32 key = row.key(i);
+    if (key > keep.key) mass += mass_of(key);
+  }
+  return block_sum(mass, s.warp_mass) + keep.ties * mass_of(keep.key);
+}
+
+TESSERA_DEVICE Threshold keep_top_k(const RowView& row, RowScratch& s, u32 k) {
+  const Descent d = descend<false>(row, s, k, 0);
+  return {d.key, k - d.count_above};
+}
+
+// The fewest of the kept tokens, largest first, whose mass reaches top_p of theirs.
+TESSERA_DEVICE Threshold keep_top_p(const RowView& row, RowScratch& s, Threshold kept, double top_p) {
+  const u64 ties_mass = kept.ties * mass_of(kept.key);
+  const u64 total = kept_mass(row, s, kept);
+  const u64 target = max(static_cast<u64>(ceil(top_p * static_cast<double>(total))), 1ull);
+  const u64 above = total - ties_mass;
+  if (target > above) {  // some of those at the threshold are needed
+    const u64 each = mass_of(kept.key);
+    return {kept.key, static_cast<u32>((target - above + each - 1) / each)};
+  }
+  const Descent d = descend<true>(row, s, target, kept.key);
+  const u64 each = mass_of(d.key);
+  return {d.key, static_cast<u32>((target - d.mass_above + each - 1) / each)};
+}
+
+// The first id whose cumulative kept mass exceeds u * total.
+TESSERA_DEVICE void draw(const RowView& row, RowScratch& s, Threshold keep, double u) {
+  const int warp = threadIdx.x / kWarp;
+  const int stretch = round_up(div_up(row.vocab, kSampleWarps), kWarp);
+  const int begin = warp * stretch, end = min(begin + stretch, row.vocab);
+  const u64 tie_mass = mass_of(keep.key);
+  u64 above = 0;
+  u32 ties = 0;
+  for (int i = begin + lane_id(); i < end; i += kWarp) {
+    const u32 key = row.key(i);
+    if (key > keep.key) above += mass_of(key);
+    ties += key == keep.key;
+  }
+  above = warp_reduce(above, Sum{});
+  ties = warp_reduce(ties, Sum{});
+  if (lane_id() == 0) s.warp_mass[warp] = above, s.warp_count[warp] = ties;
+  __syncthreads();
+  // Every warp scans the stretches and learns whether the token is in its own.
+  const u32 ties_end = warp_scan(s.warp_count[lane_id()]);
+  const u32 kept_ties = min(ties_end, keep.ties) - min(ties_end - s.warp_count[lane_id()], keep.ties);
+  const u64 mine = s.warp_mass[lane_id()] + kept_ties * tie_mass;
+  const u64 mass_end = warp_scan(mine);
+  const u64 total = __shfl_sync(0xffffffffu, mass_end, kWarp - 1);
+  const u64 target = static_cast<u64>(u * static_cast<double>(total));
+  const u64 before = __shfl_sync(0xffffffffu, mass_end - mine, warp);
+  const u64 after = __shfl_sync(0xffffffffu, mass_end, warp);
+  if (!(before <= target && target < after)) return;
+
+  u64 sum = before;
+  u32 seen = __shfl_sync(0xffffffffu, ties_end - s.warp_count[lane_id()], warp);
+  for (int first = begin; first < end; first += kWarp) {
+    const int i = first + lane_id();
+    const u32 key = i < end ? row.key(i) : 0;
+    const bool tie = i < end && key == keep.key;
+    const u32 rank = seen + warp_scan(static_cast<u32>(tie));
+    const u64 mass = i < end && (key > keep.key || (tie && rank <= keep.ties)) ? mass_of(key) : 0;
+    const u64 reached = sum + warp_scan(mass);
+    const u32 hit = __ballot_sync(0xffffffffu, reached > target);
+    if (hit) {
+      if (lane_id() == __ffs(hit) - 1) s.token = i;
+      return;
+    }
+    sum = __shfl_sync(0xffffffffu, reached, kWarp - 1);
+    seen = __shfl_sync(0xffffffffu, rank, kWarp - 1);
+  }
+}
+
+// logits [rows, vocab], draws [rows] -> tokens [rows]: -1 where the largest logit is NaN or infinite. Grid: rows.
+__global__ void __launch_bounds__(kSampleThreads)
+    sample_rows(const float* logits, const SampleRow* draws, i64* tokens, int vocab) {
+  __shared__ RowScratch s;
+  await_predecessor();
+  RowView row = {logits + static_cast<i64>(blockIdx.x) * vocab, vocab, 0, 0};
+  const SampleRow params = draws[blockIdx.x];
+  u32 best_key;
+  const int best = find_best(row.logits, vocab, s, &best_key);
+  row.best = row.logits[best];
+  if (!(fabsf(row.best) < __int_as_float(0x7f800000)) || params.temperature == 0) {
+    const bool finite = fabsf(row.best) < __int_as_float(0x7f800000);
+    if (threadIdx.x == 0) tokens[blockIdx.x] = finite ? best : kNotFinite;
+    return;
+  }
+  row.temperature = static_cast<float>(params.temperature);
+  Threshold keep = {0, 0};
+  if (params.top_k > 0 && params.top_k < vocab) keep = keep_top_k(row, s, static_cast<u32>(params.top_k));
+  if (params.top_p < 1) keep = keep_top_p(row, s, keep, params.top_p);
+  __syncthreads();
+  draw(row, s, keep, params.u);
+  __syncthreads();
+  if (threadIdx.x == 0) tokens[blockIdx.x] = s.token;
+}
+
+}  // namespace tessera
