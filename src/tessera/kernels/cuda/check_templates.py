@@ -41,7 +41,7 @@ CASES: list[TemplateCase] = [
     *grid(
         SCALAR,
         "tessera::check::{name}",
-        {"name": ("scalar_floats", "integers", "vectors", "release_acquire")},
+        {"name": ("scalar_floats", "integers", "vectors", "arguments", "release_acquire")},
     ),
     *grid(SCALAR, "tessera::check::convert<{t}>", {"t": _TYPES[:2]}),
     TemplateCase(SCALAR, "tessera::check::pairs<tessera::f16>", EVERYWHERE),

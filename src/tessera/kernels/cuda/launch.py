@@ -25,10 +25,10 @@ SYNC_LAUNCH = os.environ.get("TESSERA_SYNC_LAUNCH") == "1"
 _DEFAULT_SMEM = 48 * 1024
 _INVALID_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
 _CODES = {"P": "pointer", "i": "int32", "I": "uint32", "q": "int64", "f": "float32"}
-_CONFIG = struct.Struct(
-    "@7IPPI"
-)  # CUlaunchConfig: grid, block, shared bytes; stream; attributes and their count
-_ATTRIBUTE = struct.Struct("@I4x64s")  # CUlaunchAttribute: id, value
+# CUlaunchConfig: grid, block, shared bytes; stream; attributes and their count
+_CONFIG = struct.Struct("@7IPPI4x")
+# CUlaunchAttribute: id, value
+_ATTRIBUTE = struct.Struct("@I4x64s")
 
 Dim = int | tuple[int, int, int]
 

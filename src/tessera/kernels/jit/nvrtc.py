@@ -165,7 +165,8 @@ def _compile(inst: Instantiation, headers: dict[str, bytes], failure_log: Path) 
         if int(status) != 0:
             raise CompileError(_failure(inst, options, text, failure_log))
         if _serialised(text):
-            raise WgmmaSerializedError(_failure(inst, options, text, failure_log))
+            advice = "wait before touching the registers of a wgmma, then `keep` them"
+            raise WgmmaSerializedError(f"{_failure(inst, options, text, failure_log)}\n{advice}")
         lowered = nvrtc.nvrtcGetLoweredName(program, expression)[1].decode()
         cubin = _read(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program)
         return CompiledKernel(lowered, inst.arch, *_resources(text, lowered), cubin=cubin)
@@ -182,7 +183,11 @@ def _read(size: Any, fill: Any, program: Any) -> bytes:
 
 
 def _serialised(log: str) -> bool:
-    return "wgmma" in log and "serialized" in log
+    """Whether the assembler had to order wgmma itself.
+
+    C7510 serialises a whole kernel; C7517 and C7519 drain the pipeline where registers in flight are touched.
+    """
+    return bool(re.search(r"wgmma.*serialized|warpgroup\.(wait|arrive) is injected", log))
 
 
 def _resources(log: str, entry: str) -> tuple[int, int, int]:
@@ -206,6 +211,6 @@ def _failure(inst: Instantiation, options: Sequence[str], log: str, path: Path) 
     )
     partial.replace(path)
     lines = [line for line in log.splitlines() if "ptxas info    : Compil" not in line and line.strip()]
-    telling = [line for line in lines if "error" in line or "serialized" in line] or lines
+    telling = [line for line in lines if re.search("error|serialized|injected", line)] or lines
     shown = "\n".join(f"  {line}" for line in telling[:8])
     return f"{inst.expression} ({inst.header}) for {inst.arch}:\n{shown}\nsource and whole log: {path}"

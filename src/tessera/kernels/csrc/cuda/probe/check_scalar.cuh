@@ -90,6 +90,11 @@ __global__ void reduce(const T* x, T* y) {
   }
 }
 
+// y[0..3] = the arguments as the device sees them; floats as their word.
+__global__ void arguments(i64* y, i32 i, i64 q, u32 u, float f) {
+  y[0] = i, y[1] = q, y[2] = u, y[3] = __float_as_uint(f);
+}
+
 // Every block adds its number + 1 with release; the last one to read all of them sees the total in y.
 __global__ void release_acquire(u32* counter, u32* total, u32 expected) {
   add_release(counter, blockIdx.x + 1);

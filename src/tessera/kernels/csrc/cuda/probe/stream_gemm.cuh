@@ -1,0 +1,250 @@
+// The W4A8 data flow on trial: y[m, n] = bf16((sum_k x[m, k] w[n, k] - offset[n] rowsum[m]) * s_n[n] * s_m[m]) with
+// 4-bit weights streamed from global memory by bulk copies, unpacked in registers and fed to wgmma as operand A.
+// A probe: whole tiles only and no split of K, so that the number is the main loop's and the epilogue's.
+#pragma once
+#include "common/bits.cuh"
+#include "common/bulk.cuh"
+#include "common/matrix.cuh"
+#include "common/mbarrier.cuh"
+#include "common/sync.cuh"
+#include "common/wgmma.cuh"
+
+namespace tessera::probe {
+
+constexpr int kTileBytes = 4096 + 128;  // 64 rows x K = 128: codes [2][128 threads][16 bytes], then parameters
+
+// kTokens: rows of x a tile; kRowTiles: 64-row tiles a consumer warpgroup; kGroup: scale and offset per group of 128,
+// else the codes are used as they are; kCluster: blocks that share a tile of x by multicast.
+template <int kTokens_, int kRowTiles_, int kStages_, bool kGroup_, int kCluster_>
+struct StreamConfig {
+  static constexpr int kTokens = kTokens_, kRowTiles = kRowTiles_, kStages = kStages_, kCluster = kCluster_;
+  static constexpr bool kGroup = kGroup_;
+  static constexpr int kConsumers = 2, kConsumerWarps = 8;
+  static constexpr int kTiles = kConsumers * kRowTiles;  // weight tiles a block and step
+  static constexpr int kActivationBytes = kTokens * 128;
+  static constexpr int kWeightBytes = kTiles * kTileBytes;
+  static constexpr int kStageBytes = kActivationBytes + kWeightBytes;
+  static constexpr int kEpilogueBytes = 2 * 32 * 128;  // two buffers of 32 tokens x 64 rows of bf16, a warpgroup
+  static constexpr int kSmem = kStages * kStageBytes + kConsumers * kEpilogueBytes;
+};
+
+struct StreamArgs {
+  const u8* weights;      // [n / 64][k / 128][kTileBytes]
+  const u8* activations;  // [m / kTokens][k / 128][kTokens][128], 128-byte swizzle
+  const i32* offsets;     // [n]
+  const float* row_scale;  // [n]
+  const i32* token_sum;    // [m]
+  const float* token_scale;  // [m]
+  bf16* y;                   // [m, n]
+  int m_tiles, n, steps;     // n: rows of w; steps: k / 128
+};
+
+template <class C>
+struct StreamSmem {
+  u32 base, full, empty;
+  TESSERA_DEVICE u32 activations(int s) const { return base + s * C::kActivationBytes; }
+  TESSERA_DEVICE u32 weights(int s) const { return base + C::kStages * C::kActivationBytes + s * C::kWeightBytes; }
+  TESSERA_DEVICE u32 epilogue(int consumer) const { return base + C::kStages * C::kStageBytes + consumer * C::kEpilogueBytes; }
+};
+
+struct Ring {
+  int stage = 0;
+  u32 parity = 0;
+  template <int kStages>
+  TESSERA_DEVICE void next() {
+    if (++stage == kStages) stage = 0, parity ^= 1;
+  }
+};
+
+// Tiles of this cluster in turn, tokens fastest: neighbours in time share weights through L2.
+template <class C, class F>
+TESSERA_DEVICE void for_each_tile(const StreamArgs& p, F f) {
+  const int cluster = blockIdx.x / C::kCluster, clusters = gridDim.x / C::kCluster;
+  const int panels = p.n / (64 * C::kTiles * C::kCluster);
+  for (int i = cluster; i < panels * p.m_tiles; i += clusters) {
+    f(i % p.m_tiles, i / p.m_tiles * C::kCluster + blockIdx.x % C::kCluster);
+  }
+}
+
+template <class C>
+TESSERA_DEVICE void stream_produce(const StreamArgs& p, const StreamSmem<C>& smem) {
+  Ring ring;
+  const u32 rank = C::kCluster > 1 ? cluster_rank() : 0;
+  constexpr int kPart = C::kActivationBytes / C::kCluster;
+  for_each_tile<C>(p, [&](int token_tile, int panel) {
+    const u8* w = p.weights + static_cast<i64>(panel) * C::kTiles * p.steps * kTileBytes;
+    const u8* x = p.activations + static_cast<i64>(token_tile) * p.steps * C::kActivationBytes + rank * kPart;
+    for (int k = 0; k < p.steps; ++k) {
+      mbarrier_wait(smem.empty + ring.stage * 8, ring.parity ^ 1);
+      const u32 full = smem.full + ring.stage * 8;
+      mbarrier_arrive_expect(full, C::kStageBytes);
+#pragma unroll
+      for (int i = 0; i < C::kTiles; ++i) {
+        bulk_load(smem.weights(ring.stage) + i * kTileBytes, w + (static_cast<i64>(i) * p.steps + k) * kTileBytes,
+                  kTileBytes, full);
+      }
+      const u32 to = smem.activations(ring.stage) + rank * kPart;
+      if constexpr (C::kCluster > 1) {
+        bulk_load_multicast(to, x + static_cast<i64>(k) * C::kActivationBytes, kPart, full, (1 << C::kCluster) - 1);
+      } else {
+        bulk_load(to, x + static_cast<i64>(k) * C::kActivationBytes, kPart, full);
+      }
+      ring.template next<C::kStages>();
+    }
+  });
+}
+
+// A thread's share of one 64 x 128 tile: 64 codes, and one word of parameters for its two rows.
+struct Packed {
+  uint4 half[2];
+  u32 parameters;
+};
+
+TESSERA_DEVICE Packed load_packed(u32 tile, int thread) {
+  Packed w;
+  w.half[0] = load_shared(tile + thread * 16);
+  w.half[1] = load_shared(tile + 2048 + thread * 16);
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(w.parameters) : "r"(tile + 4096 + thread / 4 * 4));
+  return w;
+}
+
+template <bool kGroup>
+TESSERA_DEVICE void unpack(u32 (&a)[4], u32 first, u32 second, u32 p) {
+  a[0] = first & 0x0F0F0F0Fu, a[2] = (first >> 4) & 0x0F0F0F0Fu;
+  a[1] = second & 0x0F0F0F0Fu, a[3] = (second >> 4) & 0x0F0F0F0Fu;
+  if constexpr (kGroup) {
+    const u32 s0 = p & 0xff, o0 = broadcast_byte<1>(p), s1 = (p >> 16) & 0xff, o1 = broadcast_byte<3>(p);
+    a[0] = a[0] * s0 + o0, a[2] = a[2] * s0 + o0, a[1] = a[1] * s1 + o1, a[3] = a[3] * s1 + o1;
+  }
+}
+
+template <class C>
+TESSERA_DEVICE void release_stage(const StreamSmem<C>& smem, int stage) {
+  if constexpr (C::kCluster > 1) {
+    if (lane_id() < C::kCluster) mbarrier_arrive_remote(smem.empty + stage * 8, lane_id());
+  } else {
+    if (lane_id() == 0) mbarrier_arrive(smem.empty + stage * 8);
+  }
+}
+
+template <class C>
+TESSERA_DEVICE void stream_epilogue(const StreamArgs& p, const StreamSmem<C>& smem, int consumer, int token_tile, int row,
+                                    const i32 (&acc)[C::kTokens / 2]) {
+  const int thread = threadIdx.x % kWarpgroup, warp = thread / kWarp, lane = lane_id(), g = lane / 4, t = lane % 4;
+  const int n = row + 16 * warp + g, m = token_tile * C::kTokens;
+  const i32 offset[2] = {p.offsets[n], p.offsets[n + 8]};
+  const float scale[2] = {p.row_scale[n], p.row_scale[n + 8]};
+#pragma unroll
+  for (int chunk = 0; chunk < C::kTokens / 32; ++chunk) {
+    const u32 buffer = smem.epilogue(consumer) + chunk % 2 * 4096;
+#pragma unroll
+    for (int pair = 0; pair < 2; ++pair) {  // 16 tokens: two 8 x 8 matrices for each half of the rows
+      u32 f[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int j = chunk * 4 + pair * 2 + i / 2, half = i % 2, token = m + 8 * j + 2 * t;
+        const int2 sum = *reinterpret_cast<const int2*>(p.token_sum + token);
+        const float2 ts = *reinterpret_cast<const float2*>(p.token_scale + token);
+        const float lo = static_cast<float>(acc[4 * j + 2 * half] - offset[half] * sum.x) * (scale[half] * ts.x);
+        const float hi = static_cast<float>(acc[4 * j + 2 * half + 1] - offset[half] * sum.y) * (scale[half] * ts.y);
+        f[i] = pack2<bf16>(lo, hi);
+      }
+      const int token = pair * 16 + lane / 16 * 8 + lane % 8;
+      stmatrix_trans(buffer + swizzle_128b(token * 128 + 32 * warp + lane / 8 % 2 * 16), f);
+    }
+    named_barrier_sync(1 + consumer, kWarpgroup);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int token = i * 16 + thread / 8, column = thread % 8;
+      const uint4 v = load_shared(buffer + swizzle_128b(token * 128 + column * 16));
+      *reinterpret_cast<uint4*>(p.y + static_cast<i64>(m + chunk * 32 + token) * p.n + row + column * 8) = v;
+    }
+  }
+  // The buffers alternate; after an odd number the next tile starts with the one that was just read.
+  if constexpr (C::kTokens / 32 % 2) named_barrier_sync(1 + consumer, kWarpgroup);
+}
+
+template <class C>
+TESSERA_DEVICE void stream_consume(const StreamArgs& p, const StreamSmem<C>& smem, int consumer) {
+  using Mma = Wgmma<u8, C::kTokens>;
+  Ring ring;
+  const int thread = threadIdx.x % kWarpgroup;
+  for_each_tile<C>(p, [&](int token_tile, int panel) {
+    i32 acc[C::kRowTiles][C::kTokens / 2];
+    u32 a[4][4];
+    Packed now[C::kRowTiles], next[C::kRowTiles];
+    const auto fetch = [&](Packed(&w)[C::kRowTiles], const Ring& at) {
+      mbarrier_wait(smem.full + at.stage * 8, at.parity);
+#pragma unroll
+      for (int r = 0; r < C::kRowTiles; ++r) {
+        w[r] = load_packed(smem.weights(at.stage) + (consumer * C::kRowTiles + r) * kTileBytes, thread);
+      }
+    };
+    fetch(now, ring);
+    int previous = -1;
+#pragma unroll 1
+    for (int k = 0; k < p.steps; ++k) {
+      const u64 desc = wgmma_descriptor(smem.activations(ring.stage));
+      Ring after = ring;
+      after.template next<C::kStages>();
+#pragma unroll
+      for (int r = 0; r < C::kRowTiles; ++r) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const uint4 w = now[r].half[j / 2];
+          unpack<C::kGroup>(a[j], j % 2 ? w.z : w.x, j % 2 ? w.w : w.y, now[r].parameters);
+          wgmma_fence();
+          Mma::rs(acc[r], a[j], wgmma_advance(desc, 32 * j), k > 0 || j > 0);
+          wgmma_commit();
+          wgmma_wait<1>();
+          // Everything but the newest wgmma has retired, so the step before this one is read to its end.
+          if (r == 0 && j == 0 && previous >= 0) release_stage<C>(smem, previous);
+          if (r == C::kRowTiles - 1 && j == 1 && k + 1 < p.steps) fetch(next, after);
+        }
+      }
+      previous = ring.stage;
+      ring = after;
+#pragma unroll
+      for (int r = 0; r < C::kRowTiles; ++r) now[r] = next[r];
+    }
+    wgmma_wait<0>();
+    release_stage<C>(smem, previous);
+#pragma unroll
+    for (int r = 0; r < C::kRowTiles; ++r) {
+      keep(acc[r]);
+      const int row = (panel * C::kTiles + consumer * C::kRowTiles + r) * 64;
+      stream_epilogue<C>(p, smem, consumer, token_tile, row, acc[r]);
+    }
+  });
+}
+
+// 384 threads: warpgroup 0 produces, 1 and 2 consume. One block a SM; the grid is a multiple of kCluster.
+template <class C>
+__global__ void __launch_bounds__(384, 1)
+    stream_gemm(const u8* weights, const u8* activations, const i32* offsets, const float* row_scale,
+                const i32* token_sum, const float* token_scale, bf16* y, int m_tiles, int n, int steps) {
+  extern __shared__ __align__(1024) u8 dynamic[];
+  __shared__ u64 barriers[2 * C::kStages];
+  const StreamArgs p{weights, activations, offsets, row_scale, token_sum, token_scale, y, m_tiles, n, steps};
+  const StreamSmem<C> smem{smem_address(dynamic), smem_address(barriers), smem_address(barriers + C::kStages)};
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < C::kStages; ++s) {
+      mbarrier_init(smem.full + s * 8, 1);
+      mbarrier_init(smem.empty + s * 8, C::kConsumerWarps * C::kCluster);
+    }
+    fence_barrier_init();
+  }
+  if constexpr (C::kCluster > 1) cluster_sync();
+  else __syncthreads();
+  const int group = warp_id() / 4;
+  if (group == 0) {
+    registers_shrink<40>();
+    if (threadIdx.x == 0) stream_produce<C>(p, smem);
+  } else {
+    registers_grow<232>();
+    stream_consume<C>(p, smem, group - 1);
+  }
+  if constexpr (C::kCluster > 1) cluster_sync();
+}
+
+}  // namespace tessera::probe
