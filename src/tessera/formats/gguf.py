@@ -5,7 +5,6 @@ gives the file's own grid. llama.cpp keeps the rows of Q and K in the order of i
 embedding; they are put back into the half-split order of the canonical layout here.
 """
 
-import math
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +20,8 @@ from tessera.formats.gguf_file import GGUFFile
 from tessera.formats.tokenizer import Tokenizer
 from tessera.formats.tokenizer_gguf import tokenizer_from_gguf
 from tessera.numerics.qtensor import QTensor
-from tessera.spec import F32, Chain, ModelConfig, Qtile, RopeConfig
+from tessera.numerics.rope import inverse_frequencies
+from tessera.spec import F32, Chain, ModelConfig, Qtile, RopeConfig, SpecError
 
 ARCHITECTURES: Final = {"llama": "LlamaForCausalLM"}
 
@@ -125,24 +125,27 @@ def _config(file: GGUFFile) -> ModelConfig:
         raise ConfigError(f"{file.path} rotates {rotated} of {head_dim} dimensions: not supported")
     names = file.tensors.keys()
     eos = [file.metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot")]
-    return ModelConfig(
-        architecture=ARCHITECTURES[name],
-        vocab_size=_vocab_size(file),
-        hidden_size=hidden,
-        intermediate_size=keys.need("feed_forward_length"),
-        num_layers=keys.need("block_count"),
-        num_heads=heads,
-        num_kv_heads=keys.get("attention.head_count_kv", heads),
-        head_dim=head_dim,
-        max_position=keys.need("context_length"),
-        norm_eps=keys.need("attention.layer_norm_rms_epsilon"),
-        tied_embeddings="output.weight" not in names,
-        attention_bias=_any_bias(names, ("attn_q", "attn_k", "attn_v", "attn_output")),
-        mlp_bias=_any_bias(names, ("ffn_gate", "ffn_up", "ffn_down")),
-        rope=_rope(file, keys, head_dim),
-        bos_id=file.metadata.get("tokenizer.ggml.bos_token_id"),
-        eos_ids=tuple(dict.fromkeys(i for i in eos if i is not None)),
-    )
+    try:
+        return ModelConfig(
+            architecture=ARCHITECTURES[name],
+            vocab_size=_vocab_size(file),
+            hidden_size=hidden,
+            intermediate_size=keys.need("feed_forward_length"),
+            num_layers=keys.need("block_count"),
+            num_heads=heads,
+            num_kv_heads=keys.get("attention.head_count_kv", heads),
+            head_dim=head_dim,
+            max_position=keys.need("context_length"),
+            norm_eps=keys.need("attention.layer_norm_rms_epsilon", float),
+            tied_embeddings="output.weight" not in names,
+            attention_bias=_any_bias(names, ("attn_q", "attn_k", "attn_v", "attn_output")),
+            mlp_bias=_any_bias(names, ("ffn_gate", "ffn_up", "ffn_down")),
+            rope=_rope(file, keys, head_dim),
+            bos_id=file.metadata.get("tokenizer.ggml.bos_token_id"),
+            eos_ids=tuple(dict.fromkeys(i for i in eos if i is not None)),
+        )
+    except SpecError as error:
+        raise ConfigError(f"{file.path}: {error}") from error
 
 
 class _Keys:
@@ -152,15 +155,18 @@ class _Keys:
         self.metadata, self.architecture, self.path = metadata, architecture, path
 
     def get(self, key: str, default: Any) -> Any:
+        """The value, of the type of `default`, which stands for a key that is absent."""
         value = self.metadata.get(f"{self.architecture}.{key}", default)
-        if isinstance(default, int | float) and not isinstance(value, int | float):
-            raise ConfigError(f"{self.path}: {self.architecture}.{key} is not one number")
+        if type(value) is not type(default):
+            raise ConfigError(
+                f"{self.path}: {self.architecture}.{key} is {value!r}, not {type(default).__name__}"
+            )
         return value
 
-    def need(self, key: str) -> Any:
+    def need(self, key: str, kind: type = int) -> Any:
         if f"{self.architecture}.{key}" not in self.metadata:
             raise ConfigError(f"{self.path} lacks the key {self.architecture}.{key}")
-        return self.get(key, 0)
+        return self.get(key, kind())
 
 
 def _vocab_size(file: GGUFFile) -> int:
@@ -175,14 +181,14 @@ def _any_bias(names: Iterable[str], parts: tuple[str, ...]) -> bool:
 
 
 def _rope(file: GGUFFile, keys: _Keys, head_dim: int) -> RopeConfig:
-    theta = float(keys.get("rope.freq_base", 10000.0))
+    theta = keys.get("rope.freq_base", 10000.0)
     kind = keys.get("rope.scaling.type", "none")
     if _ROPE_FACTORS in file.tensors:
         return _llama3(file, theta, head_dim)
     if kind == "none":
         return RopeConfig(theta)
     if kind == "linear":
-        return RopeConfig(theta, "linear", float(keys.need("rope.scaling.factor")))
+        return RopeConfig(theta, "linear", keys.need("rope.scaling.factor", float))
     raise ConfigError(f"{file.path}: rope scaling {kind!r} is not supported; none, linear and llama3 are")
 
 
@@ -192,22 +198,7 @@ def _llama3(file: GGUFFile, theta: float, head_dim: int) -> RopeConfig:
     stored = file.raw(info).view(torch.float32).reshape(-1)
     for factor in _LLAMA3_FACTORS:
         rope = RopeConfig(theta, "llama3", factor)
-        expected = torch.tensor(_llama3_factors(rope, head_dim))
+        expected = inverse_frequencies(RopeConfig(theta), head_dim) / inverse_frequencies(rope, head_dim)
         if stored.shape == expected.shape and torch.allclose(stored, expected, rtol=1e-4):
             return rope
     raise ConfigError(f"{file.path}: {_ROPE_FACTORS} are not those of Llama 3.1 or 3.2: not supported")
-
-
-def _llama3_factors(rope: RopeConfig, head_dim: int) -> list[float]:
-    """By how much each pair turns slower (Llama 3.1's reference `apply_scaling`)."""
-    factors = []
-    for i in range(head_dim // 2):
-        turns = rope.original_max_position * rope.theta ** (-2 * i / head_dim) / (2 * math.pi)
-        if turns < rope.low_freq_factor:
-            factors.append(rope.factor)
-        elif turns > rope.high_freq_factor:
-            factors.append(1.0)
-        else:
-            smooth = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
-            factors.append(1 / ((1 - smooth) / rope.factor + smooth))
-    return factors

@@ -71,6 +71,8 @@ def parse_config(
     for key, (default, allowed) in _FIXED.items():
         if raw.get(key, default) not in allowed:
             raise ConfigError(f"{source}: {key} {raw[key]!r} is not supported, only {allowed[0]!r}")
+    if wrong := [key for key in _SIZES.values() if type(raw[key]) is not int]:
+        raise ConfigError(f"{source}: {wrong[0]} is {raw[wrong[0]]!r}, not an integer")
     sizes = {field: raw[key] for field, key in _SIZES.items()}
     heads = raw["num_attention_heads"]
     stop = dict(generation or {})

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from tessera.formats.errors import CorruptError, ForeignFormatError, TruncatedError
@@ -101,9 +101,12 @@ def _check_layout(path: Path, offsets: Mapping[str, tuple[int, int]], base: int,
 
 
 def read_tensor(path: Path, name: str) -> Tensor:
-    """One tensor, mapped from the file. `name` stands in the header."""
-    with safe_open(path, framework="pt") as file:
-        tensor: Tensor = file.get_tensor(name)
+    """One tensor, mapped from the file. `name` stands in the header, which `read_header` has checked."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensor: Tensor = file.get_tensor(name)
+    except (OSError, SafetensorError) as error:
+        raise CorruptError(f"{path} changed since it was opened: {name} cannot be read: {error}") from error
     return tensor
 
 

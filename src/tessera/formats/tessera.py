@@ -33,6 +33,10 @@ class TesseraCheckpoint:
         self.manifest = Manifest.from_json(raw["quantization_config"], source)
         self.config: ModelConfig = parse_config(raw, source=source)
         self._shards = Shards(path)
+        if unsigned := {p.name for p in self._shards.paths} ^ self.manifest.sha256.keys():
+            raise CorruptError(
+                f"{source} has no checksum of {min(unsigned)}, or one of a file that is not used"
+            )
         self._tiles = self._read_tiles()
         check_tensors(str(path), {name: tile.shape for name, tile in self._tiles.items()}, self.config)
         self._check_stored()

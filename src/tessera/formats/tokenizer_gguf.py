@@ -102,7 +102,7 @@ def _byte_level_bpe(metadata: Mapping[str, Any], source: str) -> tuple[Backend, 
     split = _SPLITS[name]
     vocabulary = {token: i for i, token in enumerate(metadata["tokenizer.ggml.tokens"])}
     merges = [tuple(merge.split(" ", 1)) for merge in metadata["tokenizer.ggml.merges"]]
-    backend = Backend(models.BPE(vocabulary, merges, ignore_merges=split.ignore_merges))
+    backend = _bpe(source, vocabulary, merges, ignore_merges=split.ignore_merges)
     if split.nfc:
         backend.normalizer = normalizers.NFC()
     backend.pre_tokenizer = split.make()
@@ -116,7 +116,7 @@ def _sentence_piece(metadata: Mapping[str, Any], source: str) -> tuple[Backend, 
     vocabulary = {token: i for i, token in enumerate(tokens)}
     merges = _merges_by_score(vocabulary, [float(s) for s in scores])
     unknown = tokens[metadata.get("tokenizer.ggml.unknown_token_id", 0)]
-    backend = Backend(models.BPE(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
+    backend = _bpe(source, vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
     prefixed = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
     prepend = [normalizers.Prepend(_SPACE)] if prefixed else []
     backend.normalizer = normalizers.Sequence([*prepend, normalizers.Replace(" ", _SPACE)])
@@ -127,7 +127,14 @@ def _sentence_piece(metadata: Mapping[str, Any], source: str) -> tuple[Backend, 
     return backend, True
 
 
-def _merges_by_score(vocabulary: Mapping[str, int], scores: list[float]) -> list[tuple[str, str]]:
+def _bpe(source: str, vocabulary: dict[str, int], merges: list[tuple[str, ...]], **options: Any) -> Backend:
+    try:
+        return Backend(models.BPE(vocabulary, merges, **options))
+    except Exception as error:  # the library raises plain Exception
+        raise CorruptError(f"{source}: vocabulary and merges do not fit together: {error}") from error
+
+
+def _merges_by_score(vocabulary: Mapping[str, int], scores: list[float]) -> list[tuple[str, ...]]:
     """Every way to make a piece of two others, best piece first."""
     found = [
         (-scores[i], vocabulary[left], vocabulary[right], left, right)
