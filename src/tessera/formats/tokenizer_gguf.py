@@ -101,7 +101,7 @@ def _byte_level_bpe(metadata: Mapping[str, Any], source: str) -> tuple[Backend, 
         raise TokenizerError(f"{source}: pre-tokenizer {name!r} is not supported: {', '.join(_SPLITS)} are")
     split = _SPLITS[name]
     vocabulary = {token: i for i, token in enumerate(metadata["tokenizer.ggml.tokens"])}
-    merges = [tuple(merge.split(" ", 1)) for merge in metadata["tokenizer.ggml.merges"]]
+    merges = [_pair(merge) for merge in metadata["tokenizer.ggml.merges"]]
     backend = _bpe(source, vocabulary, merges, ignore_merges=split.ignore_merges)
     if split.nfc:
         backend.normalizer = normalizers.NFC()
@@ -127,14 +127,21 @@ def _sentence_piece(metadata: Mapping[str, Any], source: str) -> tuple[Backend, 
     return backend, True
 
 
-def _bpe(source: str, vocabulary: dict[str, int], merges: list[tuple[str, ...]], **options: Any) -> Backend:
+def _pair(merge: str) -> tuple[str, str]:
+    left, _, right = merge.partition(" ")
+    if not right:
+        raise ValueError(f"merge {merge!r} is not a pair")
+    return left, right
+
+
+def _bpe(source: str, vocabulary: dict[str, int], merges: list[tuple[str, str]], **options: Any) -> Backend:
     try:
         return Backend(models.BPE(vocabulary, merges, **options))
     except Exception as error:  # the library raises plain Exception
         raise CorruptError(f"{source}: vocabulary and merges do not fit together: {error}") from error
 
 
-def _merges_by_score(vocabulary: Mapping[str, int], scores: list[float]) -> list[tuple[str, ...]]:
+def _merges_by_score(vocabulary: Mapping[str, int], scores: list[float]) -> list[tuple[str, str]]:
     """Every way to make a piece of two others, best piece first."""
     found = [
         (-scores[i], vocabulary[left], vocabulary[right], left, right)
