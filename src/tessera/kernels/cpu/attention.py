@@ -1,0 +1,123 @@
+"""Compiled rotary embedding, KV append and paged causal attention over 4-bit, f16 or f32 caches."""
+
+import ctypes
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from tessera.kernels.cpu.arguments import check_rows, check_vector, describe
+from tessera.kernels.cpu.kernel import CpuKernel
+from tessera.kernels.cpu.library import require
+from tessera.kernels.errors import KernelArgumentError
+from tessera.kernels.ops import AttentionProblem
+from tessera.kernels.registry import Verdict, no, runs
+from tessera.kernels.torch_ref.attention import KV4
+from tessera.kernels.types import AttentionMetadata
+from tessera.spec import F16, F32, Chain
+
+PAGE: Final = 64
+MAX_HEAD_DIM: Final = 256
+_KINDS: Final = {Chain(F32): 0, Chain(F16): 1, KV4: 2}
+_ERRORS: Final = {
+    1: "positions are outside the rotary tables",
+    2: "slot_mapping points outside the cache",
+    3: "block_tables name pages outside the cache",
+    4: "cu_seqlens, context_lens, positions and block_tables contradict each other",
+}
+
+
+class AttentionDescriptor(ctypes.Structure):
+    """`Attention` of csrc/cpu/attention.h."""
+
+    _fields_ = (
+        *((n, ctypes.c_int64) for n in ("kind", "num_heads", "num_kv_heads", "head_dim", "max_position")),
+        ("cos", ctypes.c_void_p),
+        ("sin", ctypes.c_void_p),
+    )
+
+
+class StepDescriptor(ctypes.Structure):
+    """`Step` of csrc/cpu/attention.h."""
+
+    _fields_ = (
+        *((n, ctypes.c_void_p) for n in ("qkv", "cache", "out", "positions", "slots", "cu_seqlens")),
+        *((n, ctypes.c_void_p) for n in ("context_lens", "block_tables")),
+        *((n, ctypes.c_int64) for n in ("tokens", "sequences", "table_width", "num_pages")),
+    )
+
+
+class AttentionKernel(CpuKernel):
+    """A row's output does not depend on the rows, sequences and chunks computed beside it."""
+
+    def can_implement(self, problem: AttentionProblem) -> Verdict:
+        if problem.kv not in _KINDS:
+            return no(f"the cache is {problem.kv}: {', '.join(map(str, _KINDS))} are implemented")
+        if problem.head_dim % 16 or problem.head_dim > MAX_HEAD_DIM:
+            return no(f"head_dim {problem.head_dim} is not a multiple of 16 up to {MAX_HEAD_DIM}")
+        if problem.page_size != PAGE or problem.dtype != torch.float32:
+            return no(
+                f"pages of {problem.page_size}, {problem.dtype}: only {PAGE} and float32 are implemented"
+            )
+        return self.runs_on(problem.device)
+
+    def bind(self, problem: AttentionProblem, cos: Tensor, sin: Tensor) -> "BoundAttention":
+        return BoundAttention(self, problem, cos, sin)
+
+
+class BoundAttention:
+    def __init__(self, kernel: AttentionKernel, problem: AttentionProblem, cos: Tensor, sin: Tensor) -> None:
+        self.kernel_id = kernel.id
+        p = problem
+        self._problem = p
+        self._cos, self._sin = cos.float().contiguous(), sin.float().contiguous()
+        self._qkv_width = (p.num_heads + 2 * p.num_kv_heads) * p.head_dim
+        params = 4 * 2 * PAGE if p.kv == KV4 else 0
+        self._slice_bytes = 2 * PAGE * p.head_dim * p.kv.codes.bits // 8 + params
+        self._library = require(kernel.arch)
+        self._descriptor = AttentionDescriptor(
+            _KINDS[p.kv], p.num_heads, p.num_kv_heads, p.head_dim, self._cos.shape[0],
+            self._cos.data_ptr(), self._sin.data_ptr(),
+        )  # fmt: skip
+        self._address = ctypes.addressof(self._descriptor)
+
+    @property
+    def bytes_per_page(self) -> int:
+        return self._problem.num_kv_heads * self._slice_bytes
+
+    def allocate(self, num_pages: int) -> Tensor:
+        return torch.zeros(num_pages, self._problem.num_kv_heads, self._slice_bytes, dtype=torch.uint8)
+
+    def __call__(self, qkv: Tensor, cache: Tensor, meta: AttentionMetadata) -> Tensor:
+        tokens = check_rows(self.kernel_id, "qkv", qkv, self._qkv_width)
+        sequences, table_width = self._check(cache, meta, tokens)
+        out = torch.empty(tokens, self._problem.num_heads * self._problem.head_dim)
+        step = StepDescriptor(
+            qkv.data_ptr(), cache.data_ptr(), out.data_ptr(), meta.positions.data_ptr(),
+            meta.slot_mapping.data_ptr(), meta.cu_seqlens.data_ptr(), meta.context_lens.data_ptr(),
+            meta.block_tables.data_ptr(), tokens, sequences, table_width, cache.shape[0],
+        )  # fmt: skip
+        status = self._library.functions(tokens).attention(self._address, ctypes.addressof(step))
+        if status:
+            raise KernelArgumentError(f"{self.kernel_id}: {_ERRORS[status]}")
+        runs[self.kernel_id] += 1
+        return out
+
+    def _check(self, cache: Tensor, meta: AttentionMetadata, tokens: int) -> tuple[int, int]:
+        """(sequences, width of the block tables). Raises KernelArgumentError."""
+        name = self.kernel_id
+        if (
+            cache.shape[1:] != (self._problem.num_kv_heads, self._slice_bytes)
+            or cache.dtype is not torch.uint8
+            or not cache.is_contiguous()
+        ):
+            raise KernelArgumentError(f"{name}: cache is {describe(cache)}, wanted what allocate() gives")
+        sequences = meta.context_lens.shape[0]
+        check_vector(name, "meta.positions", meta.positions, tokens, torch.int32)
+        check_vector(name, "meta.slot_mapping", meta.slot_mapping, tokens, torch.int64)
+        check_vector(name, "meta.cu_seqlens", meta.cu_seqlens, sequences + 1, torch.int32)
+        check_vector(name, "meta.context_lens", meta.context_lens, sequences, torch.int32)
+        width = meta.block_tables.shape[1]
+        if check_rows(name, "meta.block_tables", meta.block_tables, width, torch.int32) != sequences:
+            raise KernelArgumentError(f"{name}: meta.block_tables has not one row per sequence ({sequences})")
+        return sequences, width

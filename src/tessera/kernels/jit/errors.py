@@ -1,0 +1,15 @@
+"""Failures of run-time compilation on the CPU."""
+
+from tessera.errors import TesseraError
+
+
+class NoCompilerError(TesseraError):
+    """There is no C++ compiler to call."""
+
+
+class CppCompileError(TesseraError):
+    """The C++ compiler failed; the message ends with what it said."""
+
+
+class LibraryUnavailableError(TesseraError):
+    """A compiled kernel was bound although its library could not be built; the message says why."""
