@@ -8,7 +8,7 @@ import torch
 from tessera.kernels.registry import Device
 from tessera.layers.dense import dense_metadata
 from tessera.layers.reference import FloatWeights
-from tessera.models.errors import NoDeviceError, NoModelError
+from tessera.models.errors import NoModelError, UnknownDeviceError
 from tessera.models.loader import build_model
 from tessera.spec import A16, A32, Recipe
 from tiny import TinyCheckpoint, paged_metadata, quantized, random_tensors, tiny_config
@@ -159,5 +159,5 @@ def test_unknown_architecture_names_the_known():
 @pytest.mark.parametrize("device", ["tpu", Device("tpu", "v5")])
 def test_unknown_device_names_the_known(device):
     config = tiny_config()
-    with pytest.raises(NoDeviceError, match=r"'tpu'.*cpu, cuda"):
+    with pytest.raises(UnknownDeviceError, match=r"'tpu'.*cpu, cuda"):
         build_model(FloatWeights(config, random_tensors(config)), device)
