@@ -49,15 +49,11 @@ def test_equal_chains_fuse_into_one_layer_with_the_same_outputs(chain, activatio
 
 @pytest.mark.parametrize(
     "second",
-    [stored(None, A8), stored(INT8, A32)],
+    [stored(None, A32), stored(INT8, A32, seed=2)],
     ids=["other-weights", "other-activations"],
 )
 def test_unequal_formats_stay_apart(second):
-    parts = (
-        [stored(INT8, A8, seed=1), second]
-        if second.weight.chain == INT8
-        else [stored(INT8, A32, seed=1), LinearWeights(second.weight, None, A32)]
-    )
+    parts = [stored(INT8, A8, seed=1), second]
     layer = fuse(CPU, parts)
     assert isinstance(layer, SideBySide)
     apart = torch.cat([Linear(CPU, part)(rows()) for part in parts], dim=-1)
@@ -65,6 +61,14 @@ def test_unequal_formats_stay_apart(second):
     assert layer.nbytes == sum(Linear(CPU, part).nbytes for part in parts)
     # Not all parts take int8 rows, so whoever feeds them must hand over floats.
     assert not layer.wants_rows
+
+
+def test_unequal_weights_of_one_input_format_take_rows_together():
+    parts = [stored(INT8, A8), stored(Recipe.parse("qoq-g32").weight_chain(), A8)]
+    layer = fuse(CPU, parts)
+    assert isinstance(layer, SideBySide)
+    assert layer.wants_rows
+    assert torch.equal(layer(rows()), layer(QuantizedRows(*quantize_rows(rows()))))
 
 
 def test_int8_layer_takes_floats_or_rows():

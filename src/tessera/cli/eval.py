@@ -31,8 +31,6 @@ def evaluate(
     """KL divergence, top-1 agreement and perplexity on a text, through the path that serves.
 
     Without --reference only the perplexity: of a quantized model as it is served, of another in float32.
-
-    Example: tessera eval out --reference model.gguf --text wiki.test.raw --limit 13
     """
     from tessera.evaluation.run import evaluate as run
 

@@ -7,5 +7,5 @@ class NoModelError(InvalidRequestError):
     """No model family implements the checkpoint's architecture. Names it and the known ones."""
 
 
-class NoDeviceError(InvalidRequestError):
+class UnknownDeviceError(InvalidRequestError):
     """No kernels exist for a kind of device. Names it and the known ones."""

@@ -10,12 +10,15 @@ from tessera.layers.bound import KernelLayers
 from tessera.layers.reference import ReferenceLayers
 from tessera.layers.target import Target
 from tessera.layers.types import Layers, Weights
-from tessera.models.errors import NoDeviceError
+from tessera.models.errors import UnknownDeviceError
 from tessera.models.registry import model_class
 from tessera.models.types import Model
 
 HIDDEN_DTYPES: Final = {"cpu": torch.float32, "cuda": torch.bfloat16}
 """Kinds of devices that have kernels, and the type of hidden states there."""
+
+KERNEL_MODULES: Final = {"cpu": "tessera.kernels.cpu", "cuda": "tessera.kernels.cuda.target"}
+"""Importing one registers a kind's kernels; its `device()` is the device at hand."""
 
 
 def build_model(
@@ -29,7 +32,7 @@ def build_model(
 
     With `paged` every layer is bound to the kernel that its format selects. Without, it is the reference:
     plain torch, dense causal attention over the step's whole sequences, in float32 unless `dtype` is given.
-    Raises NoModelError, NoDeviceError, NoKernelError.
+    Raises NoModelError, UnknownDeviceError, NoKernelError.
     """
     make = model_class(checkpoint.config.architecture)
     return make(_kernel_layers(checkpoint, device, dtype) if paged else _reference(checkpoint, device, dtype))
@@ -43,8 +46,7 @@ def _reference(checkpoint: Weights, device: Device | str, dtype: torch.dtype | N
 def _kernel_layers(checkpoint: Weights, device: Device | str, dtype: torch.dtype | None) -> Layers:
     kind = device if isinstance(device, str) else device.kind
     if kind not in HIDDEN_DTYPES:
-        raise NoDeviceError(f"no kernels for device {kind!r}; known are {', '.join(HIDDEN_DTYPES)}")
-    # Importing a device's kernels registers them.
-    kernels = import_module(f"tessera.kernels.{kind}")
+        raise UnknownDeviceError(f"no kernels for device {kind!r}; known are {', '.join(HIDDEN_DTYPES)}")
+    kernels = import_module(KERNEL_MODULES[kind])
     target = kernels.device() if isinstance(device, str) else device
     return KernelLayers(checkpoint, Target(target, dtype or HIDDEN_DTYPES[kind]))
