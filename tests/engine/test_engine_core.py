@@ -1,10 +1,10 @@
 import random
 
 import pytest
-from engine_fakes import EOS, FakeModel, expected_tokens, make_core, run_all, text_of, tokens_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine_fakes import EOS, FakeModel, expected_tokens, make_core, run_all, text_of, tokens_of
 from tessera.engine.errors import DuplicateRequestError, SelfCheckError
 from tessera.engine.request import FinishReason
 from tessera.engine.sampling_params import SamplingParams

@@ -1,7 +1,9 @@
 """Other engines on the same cases, for `tessera bench throughput`. Each library is imported when used."""
 
+import inspect
 import time
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
@@ -71,23 +73,32 @@ def transformers_float32(checkpoint: Any, threads: int) -> Run:
     import torch
 
     torch.set_num_threads(threads)
-    config = checkpoint.config
-    model = library.LlamaForCausalLM(library.LlamaConfig(**_llama_settings(config)))
-    tensors = {name: checkpoint.tensor(name).float() for name in checkpoint.names()}
-    model.load_state_dict(tensors, strict=False)
-    model.eval()
+    model = llama_of(checkpoint)
+    # Newer versions call it cache, older ones past_key_values.
+    takes_cache = "cache" in inspect.signature(model.forward).parameters
+    argument = "cache" if takes_cache else "past_key_values"
 
     @torch.inference_mode()
     def run(prompts: Sequence[Sequence[int]], output: int) -> tuple[float, float]:
+        cache = {argument: library.DynamicCache(config=model.config)}
         start = time.perf_counter()
-        answer = model(torch.tensor(prompts), use_cache=True, logits_to_keep=1)
+        logits = model(torch.tensor(prompts), use_cache=True, logits_to_keep=1, **cache).logits
         prefilled = time.perf_counter()
         for _ in range(output - 1):
-            token = answer.logits[:, -1].argmax(-1, keepdim=True)
-            answer = model(token, past_key_values=answer.past_key_values, use_cache=True)
+            token = logits[:, -1].argmax(-1, keepdim=True)
+            logits = model(token, use_cache=True, **cache).logits
         return prefilled - start, time.perf_counter() - prefilled
 
     return run
+
+
+def llama_of(checkpoint: Any) -> Any:
+    """transformers' LlamaForCausalLM with a checkpoint's tensors in float32."""
+    library = _load("transformers", "transformers")
+    model = library.LlamaForCausalLM(library.LlamaConfig(**_llama_settings(checkpoint.config)))
+    tensors = {name: checkpoint.tensor(name).float() for name in checkpoint.names()}
+    model.load_state_dict(tensors, strict=False)  # a tied head is not among them
+    return model.eval()
 
 
 _LLAMA_FIELDS: Final = {
@@ -112,8 +123,6 @@ def _llama_settings(config: Any) -> dict[str, Any]:
 
 
 def _load(module: str, package: str) -> Any:
-    from importlib import import_module
-
     try:
         return import_module(module)
     except ImportError as error:
