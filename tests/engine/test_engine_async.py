@@ -3,8 +3,8 @@ import random
 import threading
 
 import pytest
-from engine_fakes import FakeModel, expected_tokens, make_core, run_all, text_of, tokens_of
 
+from engine_fakes import FakeModel, expected_tokens, make_core, run_all, text_of, tokens_of
 from tessera.engine.async_engine import AsyncEngine
 from tessera.engine.errors import (
     DuplicateRequestError,

@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tessera.engine.block_pool import BlockPool, blocks_for
@@ -11,6 +11,7 @@ def test_blocks_for(tokens, blocks):
     assert blocks_for(tokens) == blocks
 
 
+@settings(deadline=None)
 @given(st.integers(1, 20), st.lists(st.tuples(st.sampled_from("ars"), st.integers(0, 6)), max_size=60))
 def test_every_block_is_free_or_counted_whatever_happens(num_blocks, operations):
     pool = BlockPool(num_blocks)

@@ -1,10 +1,10 @@
 import random
 
 import pytest
-from engine_fakes import EOS, FakeModel, expected_tokens, make_core, run_all, text_of, tokens_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine_fakes import EOS, FakeModel, expected_tokens, make_core, run_all, text_of, tokens_of
 from tessera.engine.errors import DuplicateRequestError, SelfCheckError
 from tessera.engine.request import FinishReason
 from tessera.engine.sampling_params import SamplingParams
@@ -66,7 +66,7 @@ def test_end_of_sequence_stops_and_has_no_text():
     assert text_of(deltas) == core.tokenizer.decode(expected)
 
 
-@settings(max_examples=40)
+@settings(deadline=None, max_examples=40)
 @given(st.lists(st.text("ab\ufffdé", min_size=1, max_size=3), max_size=3), st.integers(0, 1000))
 def test_streamed_text_is_the_decoded_text_cut_at_the_stop_string(stops, seed):
     params = SamplingParams(seed=seed, temperature=2.0, max_tokens=60, stop=stops)
@@ -124,7 +124,7 @@ def test_preempted_output_equals_uninterrupted_output():
     assert core.scheduler.pool.num_free == 8
 
 
-@settings(max_examples=60)
+@settings(deadline=None, max_examples=60)
 @given(st.data())
 def test_random_arrivals_and_aborts_over_a_tiny_pool(data):
     """Every request ends once and right, the budget holds, every block comes back."""

@@ -3,8 +3,8 @@ import sys
 
 import pytest
 import torch
-from engine_fakes import FakeModel, expected_tokens, history_hash, logits_of, make_core
 
+from engine_fakes import FakeModel, expected_tokens, history_hash, logits_of, make_core
 from tessera.engine.llm import LLM
 from tessera.engine.request import FinishReason
 from tessera.engine.sampling_params import SamplingParams

@@ -1,8 +1,9 @@
 import math
 
+import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tessera.engine.core import NOT_FINITE
@@ -51,6 +52,7 @@ def test_uniform_is_flat_over_positions_and_over_seeds():
         assert all(0 <= value < 1 for value in values)
 
 
+@settings(deadline=None)
 @given(st.integers(-(2**63), 2**64 - 1), st.integers(0, 2**20))
 def test_uniform_takes_any_seed(seed, position):
     assert 0 <= uniform(seed, position) < 1
@@ -112,6 +114,7 @@ def test_frequencies_follow_the_filtered_softmax(params):
     assert ((observed - expected).abs() <= 4 * (expected * (1 - expected) / count).sqrt()).all()
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.integers(0, 6), min_size=1, max_size=30).filter(any),
     st.integers(0, 40),
@@ -119,18 +122,19 @@ def test_frequencies_follow_the_filtered_softmax(params):
 )
 def test_filters_keep_what_sorting_keeps(levels, top_k, top_p):
     weights = [2.0**level if level else 0.0 for level in levels]  # sums are exact; ties are many
-    kept = keep_best(torch.tensor(weights, dtype=torch.float64), top_k, top_p)
-    expected = {i for i in reference_kept(weights, top_k, top_p) if weights[i]}
-    assert {i for i, weight in enumerate(kept.tolist()) if weight} == expected
-    assert all(kept[i] == weights[i] for i in expected)
+    kept = keep_best(np.array(weights, np.float32), top_k, top_p).tolist()
+    assert kept == sorted(kept)
+    expected = reference_kept(weights, top_k, top_p)
+    assert {i for i in kept if weights[i]} == {i for i in expected if weights[i]}
 
 
 def test_nucleus_larger_than_the_first_guess():
-    weights = torch.ones(5000, dtype=torch.float64)
-    assert keep_best(weights, 0, 0.5).nonzero()[:, 0].tolist() == list(range(2500))
-    assert keep_best(weights, 3000, 0.5).nonzero()[:, 0].tolist() == list(range(1500))
+    weights = np.ones(5000, np.float32)
+    assert keep_best(weights, 0, 0.5).tolist() == list(range(2500))
+    assert keep_best(weights, 3000, 0.5).tolist() == list(range(1500))
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_a_row_does_not_depend_on_its_batch(data):
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 100)))

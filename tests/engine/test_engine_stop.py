@@ -1,7 +1,7 @@
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tessera.engine.stop import StopChecker
@@ -27,6 +27,7 @@ def pieces(text: str, cuts: list[int]) -> list[str]:
     return [text[a:b] for a, b in pairwise(edges)]
 
 
+@settings(deadline=None)
 @given(TEXT, STOPS, st.lists(st.integers(0, 40), max_size=10))
 def test_any_split_gives_the_text_before_the_first_match(text, stops, cuts):
     checker, shown, stop = StopChecker(stops), "", None
@@ -44,6 +45,7 @@ def test_any_split_gives_the_text_before_the_first_match(text, stops, cuts):
         assert (shown, stop) == (text[: expected[0]], expected[1])
 
 
+@settings(deadline=None)
 @given(TEXT, STOPS, st.lists(st.integers(0, 40), max_size=10))
 def test_only_what_can_still_become_a_stop_string_is_held_back(text, stops, cuts):
     checker, seen, shown = StopChecker(stops), "", ""

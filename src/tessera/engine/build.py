@@ -1,6 +1,7 @@
 """A model on disk to an engine that can step."""
 
 import logging
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from tessera.engine.block_pool import BlockPool
+from tessera.engine.block_pool import BLOCK_SIZE, BlockPool
 from tessera.engine.config import EngineConfig, plan_cache
 from tessera.engine.core import EngineCore
 from tessera.engine.info import EngineInfo
@@ -58,6 +59,8 @@ def build_core(model: str | Path, config: EngineConfig | None = None, device: st
         weight_bytes=built.weight_bytes,
         cache_bytes=plan.num_blocks * built.cache_bytes_per_page,
         cache_bytes_per_block=built.cache_bytes_per_page,
+        float32_weight_bytes=4 * sum(math.prod(shape) for shape in built.config.tensor_shapes().values()),
+        float32_cache_bytes_per_block=4 * 2 * BLOCK_SIZE * built.config.num_layers * built.config.kv_size,
         startup_seconds=seconds,
         notes=plan.notes,
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 class EngineInfo:
     """kernel_ids: kernels bound, each once. Sizes in bytes. startup_seconds: of each phase, in order.
 
+    The float32 sizes are what the same model and one block of the same cache would take unquantized.
     notes: what had to be reduced to fit, one sentence each.
     """
 
@@ -17,5 +18,7 @@ class EngineInfo:
     weight_bytes: int = 0
     cache_bytes: int = 0
     cache_bytes_per_block: int = 0
+    float32_weight_bytes: int = 0
+    float32_cache_bytes_per_block: int = 0
     startup_seconds: Mapping[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Final
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 
 CGROUP: Final = Path("/sys/fs/cgroup")
 

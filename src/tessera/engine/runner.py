@@ -58,5 +58,5 @@ class ModelRunner:
         """float32 [<= LOGIT_ROWS, vocab] pieces: logits of every token of `step`, in order."""
         batch = self._batches.build(step)
         hidden = self.model.forward(batch.token_ids, batch.meta, self.caches)
-        for rows in hidden.split(LOGIT_ROWS):
+        for rows in torch.split(hidden, LOGIT_ROWS):
             yield self.model.logits(rows)

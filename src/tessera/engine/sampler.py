@@ -1,13 +1,15 @@
 """Logits to tokens. Each row is computed from itself alone: batch-mates cannot change it.
 
-Ties go to the lowest id everywhere. Nothing of the vocabulary's size is sorted: top-p is top-k with k read
-off the largest probabilities, and the draw inverts the cumulative distribution in order of ids.
+Ties go to the lowest id everywhere. Greedy rows never leave their device; rows that are drawn are handled one
+by one in numpy, whose partial sorting is what makes top-k and top-p cheap on a CPU. Top-p is top-k with k
+read off the largest weights, and the draw inverts the cumulative distribution in order of ids.
 """
 
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tessera.engine.core import NOT_FINITE
@@ -15,7 +17,9 @@ from tessera.engine.rng import uniform
 from tessera.engine.sampling_params import SamplingParams
 
 NUCLEUS_GUESS: Final = 1024
-"""Largest probabilities looked at for top-p before all of them are."""
+"""Largest weights looked at for top-p before all of them are."""
+
+Floats = NDArray[np.float32]
 
 
 class Draw(NamedTuple):
@@ -27,55 +31,64 @@ class Draw(NamedTuple):
 
 
 def sample(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
-    """A token for each row of `logits` (float32 [R, V]), NOT_FINITE where a row is not all below infinity.
+    """A token for each row of `logits` (float32 [R, V]), NOT_FINITE where a row holds NaN or infinity.
 
     -inf is allowed (a token that cannot be drawn) unless a whole row is.
     """
     best, ids = logits.max(dim=-1)  # NaN counts as the largest; of equals the first
-    rows = [row for row, draw in enumerate(draws) if not draw.sampling.greedy]
-    if rows:
-        chosen = logits if len(rows) == len(draws) else logits[rows]
-        drawn = _draw(chosen, best[rows], [draws[row] for row in rows])
-        ids[rows] = drawn
-    tokens: list[int] = torch.where(best.isfinite(), ids, NOT_FINITE).tolist()
+    finite: list[bool] = best.isfinite().tolist()
+    tokens: list[int] = ids.tolist()
+    for row, draw in enumerate(draws):
+        if not finite[row]:
+            tokens[row] = NOT_FINITE
+        elif not draw.sampling.greedy:
+            tokens[row] = draw_token(logits[row].cpu().numpy(), draw)
     return tokens
 
 
-def _draw(logits: Tensor, best: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """int64 [R]: tokens drawn from softmax(logits / temperature), filtered by top-k and top-p."""
-    temperature = logits.new_tensor([draw.sampling.temperature for draw in draws])
-    temperature.clamp_(min=torch.finfo(temperature.dtype).tiny)
+def draw_token(logits: Floats, draw: Draw) -> int:
+    """One token from softmax(logits [V] / temperature), filtered by top-k and top-p; -inf is allowed."""
+    sampling = draw.sampling
     # Subtracting first keeps tiny temperatures from overflowing: the best token stays at exp(0).
-    weights = ((logits - best[:, None]) / temperature[:, None]).exp_()
-    weights = weights.double()
-    filtered = [row for row, draw in enumerate(draws) if draw.sampling.top_k or draw.sampling.top_p < 1]
-    for row in filtered:
-        weights[row] = keep_best(weights[row], draws[row].sampling.top_k, draws[row].sampling.top_p)
-    cumulative = weights.cumsum(dim=-1)
-    points = [uniform(draw.seed, draw.position) for draw in draws]
-    targets = cumulative[:, -1] * torch.tensor(points, dtype=torch.float64, device=logits.device)
-    # The first id whose cumulative weight exceeds the target; its own weight is therefore above zero.
-    return torch.searchsorted(cumulative, targets[:, None], right=True)[:, 0]
+    scale = max(sampling.temperature, float(np.finfo(np.float32).tiny))
+    with np.errstate(over="ignore"):  # what overflows is -inf, whose weight is 0
+        weights = np.exp((logits - logits.max()) / np.float32(scale))
+    kept = None
+    if sampling.top_k or sampling.top_p < 1:
+        kept = keep_best(weights, sampling.top_k, sampling.top_p)
+        weights = weights[kept]
+    cumulative = weights.cumsum(dtype=np.float64)
+    # The first whose cumulative weight exceeds the target; its own weight is therefore above zero.
+    target = uniform(draw.seed, draw.position) * cumulative[-1]
+    index = int(cumulative.searchsorted(target, side="right"))
+    return index if kept is None else int(kept[index])
 
 
-def keep_best(weights: Tensor, top_k: int, top_p: float) -> Tensor:
-    """`weights` (float64 [V], not normalised) with zeros outside the top k and then the top p of them.
+def keep_best(weights: Floats, top_k: int, top_p: float) -> NDArray[np.intp]:
+    """Ids, ascending, of the top k and then the top p of `weights` [V] (not normalised).
 
     top_k 0 keeps all, top_p 1 keeps all. The last token kept is the one whose weight reaches top_p.
     """
-    vocab = weights.shape[0]
-    limit = min(top_k or vocab, vocab)
-    guess = limit if top_p == 1 else min(limit, NUCLEUS_GUESS)
-    largest = weights.topk(guess).values
+    limit = min(top_k or len(weights), len(weights))
     if top_p < 1:
-        total = weights.sum() if limit == vocab else weights.topk(limit).values.sum()
-        if guess < limit and largest.sum() < top_p * total:
-            largest = weights.topk(limit).values
+        total = (weights if limit == len(weights) else _largest(weights, limit)).sum(dtype=np.float64)
+        for guess in (min(limit, NUCLEUS_GUESS), limit):
+            cumulative = _largest(weights, guess).cumsum(dtype=np.float64)
+            reached = int(cumulative.searchsorted(top_p * total))
+            if reached < guess:
+                break
         # Sums in another order may differ in the last place: never more tokens than there are.
-        reached = int(torch.searchsorted(largest.cumsum(dim=0), top_p * total))
-        largest = largest[: min(reached, largest.shape[0] - 1) + 1]
-    threshold = largest[-1]
-    above = weights > threshold
-    ties = weights == threshold
-    room = largest.shape[0] - above.sum()
-    return weights * (above | (ties & (ties.cumsum(dim=0) <= room)))
+        limit = min(reached + 1, limit)
+    threshold = _largest(weights, limit)[-1]
+    kept = np.flatnonzero(weights >= threshold)
+    surplus = len(kept) - limit
+    if surplus == 0:
+        return kept
+    ties = np.flatnonzero(weights[kept] == threshold)
+    return np.delete(kept, ties[-surplus:])
+
+
+def _largest(weights: Floats, count: int) -> Floats:
+    """The `count` largest, largest first."""
+    split = len(weights) - count
+    return np.sort(np.partition(weights, split)[split:])[::-1]

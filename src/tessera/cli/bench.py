@@ -1,0 +1,98 @@
+"""`tessera bench`: how fast things are here, and beside others."""
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from tessera.cli import console, results
+from tessera.cli.results import Row
+
+bench = typer.Typer(
+    no_args_is_help=True, help="Measure speed and memory, alone or beside peers on the same machine."
+)
+
+DEFAULT_CASES: Final = ["1x512x32", "1x16x128", "8x128x64"]
+_JSON: Final[Any] = typer.Option("--json", help="Also write machine, versions and rows here; - is stdout.")
+
+
+@bench.command(
+    epilog="Example: tessera bench throughput out --case 1x512x64 --gguf model.gguf --json result.json"
+)
+def throughput(
+    model: Annotated[str, typer.Argument(help="Checkpoint directory, GGUF file or Hugging Face id.")],
+    case: Annotated[
+        list[str] | None,
+        typer.Option(help=f"BATCHxPROMPTxOUTPUT in tokens; default {' '.join(DEFAULT_CASES)}."),
+    ] = None,
+    repeats: Annotated[int, typer.Option(help="Runs that count; the median is shown.", min=1)] = 3,
+    threads: Annotated[
+        int | None, typer.Option(help="CPU threads, for every system; default: all cores.", min=1)
+    ] = None,
+    gguf: Annotated[Path | None, typer.Option(help="Compare with llama.cpp on this file.")] = None,
+    reference: Annotated[
+        str | None, typer.Option(help="Compare with transformers in float32 on this model.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    json_path: Annotated[str | None, _JSON] = None,
+) -> None:
+    """Prefill and decode rates of a model, and its memory beside float32.
+
+    Every case runs once to warm up and then --repeats times. Peers run in the same process on the same
+    prompts with the same number of threads; llama.cpp runs a batch one after another and does not sample.
+    """
+    from tessera.cli.throughput import PACKAGES, Peers, parse_case, rows
+
+    cases = [parse_case(text) for text in case or DEFAULT_CASES]
+    found: list[Row] = []
+    for row in rows(
+        model,
+        cases,
+        Peers(gguf, reference),
+        threads=threads or len(os.sched_getaffinity(0)),
+        repeats=repeats,
+        device=device,
+    ):
+        found.append(row)
+        console.note(f"{row['system']} {row['batch']}x{row['prompt']}x{row['output']} done")
+    if json_path != "-":
+        _show_throughput(found)
+    _write(json_path, found, PACKAGES)
+
+
+def _show_throughput(rows: Sequence[Row]) -> None:
+    columns = {
+        "system": "system", "batch": "batch", "prompt": "prompt", "output": "output",
+        "prefill_tok_s": "prefill tok/s", "decode_tok_s": "decode tok/s", "tpot_ms": "TPOT ms",
+    }  # fmt: skip
+    table = [[row[key] for key in columns] for row in rows]
+    console.table(list(columns.values()), table, title=f"{rows[0]['threads']} threads")
+    ours = [row for row in rows if "weight_bytes" in row]
+    memory = [
+        [
+            f"{row['batch']}x{row['prompt']}x{row['output']}",
+            _mib(row["weight_bytes"]), _mib(row["cache_bytes"]), _mib(row["float32_bytes"]),
+            row["fraction_of_float32"], _mib(row["rss_bytes"]),
+        ]
+        for row in ours
+    ]  # fmt: skip
+    names = ["case", "weights MiB", "KV MiB", "float32 MiB", "fraction", "process MiB"]
+    console.table(names, memory, title="memory: weights and KV, beside float32 of both")
+    console.note(f"kernels: {ours[0]['kernels']}")
+
+
+def _mib(size: str | int | float | None) -> float:
+    return float(size or 0) / 2**20
+
+
+def _write(path: str | None, rows: Sequence[Row], packages: Sequence[str]) -> None:
+    if path is None:
+        return
+    document = results.document(rows, packages)
+    if path == "-":
+        print(json.dumps(document, indent=1))
+    else:
+        results.write_json(Path(path), document)
