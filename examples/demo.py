@@ -107,11 +107,11 @@ def events(lines: Iterator[bytes]) -> Iterator[dict]:
 def report(url: str, process: psutil.Process, first_s: float, rate: float) -> None:
     with urllib.request.urlopen(f"{url}/version") as response:
         running = json.load(response)
-    mib = 2**20
+    weights, cache = (running[name] / 2**20 for name in ("weight_bytes", "cache_bytes"))
+    resident = process.memory_info().rss / 2**20
     print(f"\nfirst token after {1000 * first_s:.0f} ms, then {rate:.1f} tok/s")
     print(
-        f"memory: weights {running['weight_bytes'] / mib:.1f} MiB + KV cache {running['cache_bytes'] / mib:.1f} MiB, "
-        f"whole process {process.memory_info().rss / mib:.0f} MiB resident"
+        f"memory: weights {weights:.1f} MiB + KV cache {cache:.1f} MiB, whole process {resident:.0f} MiB resident"
     )
     print("kernels: " + ", ".join(running["kernels"]))
 
