@@ -110,9 +110,7 @@ def report(url: str, process: psutil.Process, first_s: float, rate: float) -> No
     weights, cache = (running[name] / 2**20 for name in ("weight_bytes", "cache_bytes"))
     resident = process.memory_info().rss / 2**20
     print(f"\nfirst token after {1000 * first_s:.0f} ms, then {rate:.1f} tok/s")
-    print(
-        f"memory: weights {weights:.1f} MiB + KV cache {cache:.1f} MiB, whole process {resident:.0f} MiB resident"
-    )
+    print(f"memory: weights {weights:.1f} MiB + KV cache {cache:.1f} MiB; {resident:.0f} MiB resident in all")
     print("kernels: " + ", ".join(running["kernels"]))
 
 
