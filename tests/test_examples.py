@@ -1,0 +1,56 @@
+"""Every example runs, on a tiny random model."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from tiny import write_hf_model
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def example(name):
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return str(write_hf_model(tmp_path_factory.mktemp("models") / "tiny"))
+
+
+def test_all_are_here():
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {
+        "demo", "offline", "quantize_tiny", "server_client"
+    }  # fmt: skip
+
+
+def test_offline(model, capsys):
+    example("offline").main(model)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("'The capital of France is' -> ")
+
+
+def test_quantize_tiny(model, tmp_path, capsys):
+    example("quantize_tiny").main(model, str(tmp_path / "out"))
+    out = capsys.readouterr().out
+    assert f"{model}: " in out
+    assert f"{tmp_path / 'out'}: " in out
+
+
+def test_demo_and_client(model, tmp_path, capfd):
+    """The demo's server, asked by the client example too; the second run does not quantize again."""
+    demo = example("demo")
+    demo.main(model, str(tmp_path))
+    first = capfd.readouterr().out
+    assert "quantized in" in first
+    assert "tok/s" in first
+    assert "kernels: " in first
+    with demo.server(tmp_path / f"{Path(model).stem}-{demo.RECIPE}") as (url, _):
+        example("server_client").main(f"{url}/v1")
+    assert "total_tokens=" in capfd.readouterr().out
+    demo.main(model, str(tmp_path))
+    assert "not quantizing again" in capfd.readouterr().out
