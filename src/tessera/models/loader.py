@@ -17,6 +17,9 @@ from tessera.models.types import Model
 HIDDEN_DTYPES: Final = {"cpu": torch.float32, "cuda": torch.bfloat16}
 """Kinds of devices that have kernels, and the type of hidden states there."""
 
+KERNEL_MODULES: Final = {"cpu": "tessera.kernels.cpu", "cuda": "tessera.kernels.cuda.target"}
+"""Importing one registers a kind's kernels; its `device()` is the device at hand."""
+
 
 def build_model(
     checkpoint: Weights,
@@ -44,7 +47,6 @@ def _kernel_layers(checkpoint: Weights, device: Device | str, dtype: torch.dtype
     kind = device if isinstance(device, str) else device.kind
     if kind not in HIDDEN_DTYPES:
         raise UnknownDeviceError(f"no kernels for device {kind!r}; known are {', '.join(HIDDEN_DTYPES)}")
-    # Importing a device's kernels registers them.
-    kernels = import_module(f"tessera.kernels.{kind}")
+    kernels = import_module(KERNEL_MODULES[kind])
     target = kernels.device() if isinstance(device, str) else device
     return KernelLayers(checkpoint, Target(target, dtype or HIDDEN_DTYPES[kind]))
