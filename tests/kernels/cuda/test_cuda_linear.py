@@ -24,7 +24,7 @@ def test_says_what_it_cannot_do() -> None:
     assert kernel.can_implement(LinearProblem(h200, spec(8, 8, torch.bfloat16))).ok
     for wrong, reason in (
         (spec(8, 8, torch.float16), "float16"),
-        (LinearSpec(8, 128, affine_zero(4, Pattern.group(128)), A16, BF16), "plain"),
+        (LinearSpec(8, 128, affine_zero(4, Pattern.blocks(1, 128)), A16, BF16), "plain"),
         (LinearSpec(8, 8, Chain(BF16), A8, BF16), "plain"),
         (LinearSpec(8, 8, Chain(BF16), A16, F32), "float32"),
     ):

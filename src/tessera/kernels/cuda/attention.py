@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Final
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tessera.kernels.cuda import device
 from tessera.kernels.cuda.arguments import CPP_TYPES, SHORT_NAMES, check_rows, runs_on, upload
+from tessera.kernels.cuda.errors import CaptureCompileError
 from tessera.kernels.cuda.launch import Kernel, kernel
 from tessera.kernels.errors import KernelArgumentError
 from tessera.kernels.ops import AttentionProblem
@@ -75,25 +76,24 @@ class Geometry:
 
 @dataclass(frozen=True, eq=False)
 class Workspace:
-    """Memory of split results, used within one decode launch and left as found. One a stream."""
+    """Memory of split results, used within one decode launch and left as found."""
 
     partials: Tensor
     arrived: Tensor
 
 
-_workspaces: Final[dict[tuple[int, int, int], Workspace]] = {}
+@cache
+def workspace(index: int, blocks: int, floats: int) -> Workspace:
+    """That of device `index`, shared by all layers: a device's attention runs on one stream at a time.
 
-
-def workspace(blocks: int, floats: int) -> Workspace:
-    """The current stream's workspace, shared by all layers: their launches follow one another."""
-    index = torch.cuda.current_device()
-    key = (index, torch.cuda.current_stream().cuda_stream, floats)
-    if key not in _workspaces:
-        _workspaces[key] = Workspace(
-            torch.empty(floats, dtype=torch.float32, device="cuda"),
-            torch.zeros(blocks, dtype=torch.int32, device="cuda"),
-        )
-    return _workspaces[key]
+    Raises CaptureCompileError while a graph is captured: the zeros would be written at replays only.
+    """
+    if torch.cuda.is_current_stream_capturing():
+        raise CaptureCompileError("attention has no workspace yet: run it once before capturing a CUDA graph")
+    return Workspace(
+        torch.empty(floats, dtype=torch.float32, device=index),
+        torch.zeros(blocks, dtype=torch.int32, device=index),
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,28 +166,40 @@ class BoundAttention:
         p = self.problem
         check_rows(self.kernel_id, "qkv", qkv, (p.num_heads + 2 * p.num_kv_heads) * p.head_dim, p.dtype)
         _check_metadata(self.kernel_id, meta)
-        tokens, seqs = len(qkv), len(meta.context_lens)
+        return self.attend(self.rotate_and_append(qkv, cache, meta), cache, meta)
+
+    def rotate_and_append(self, qkv: Tensor, cache: Tensor, meta: AttentionMetadata) -> Tensor:
+        """Rotated queries [T, q heads * D]; K and V go to their slots."""
+        p, tokens = self.problem, len(qkv)
         q = torch.empty((tokens, p.num_heads * p.head_dim), dtype=p.dtype, device=qkv.device)
+        if tokens:
+            units = tokens * (p.num_heads + 2 * p.num_kv_heads) * p.head_dim // 16
+            self.append(
+                -(-units // _APPEND_THREADS), _APPEND_THREADS, qkv, self.cos, self.sin, meta.positions,
+                meta.slot_mapping, q, cache, tokens, p.num_heads, p.num_kv_heads, pdl=True,
+            )  # fmt: skip
+        return q
+
+    def attend(self, q: Tensor, cache: Tensor, meta: AttentionMetadata) -> Tensor:
+        """Attention of rotated queries to the cache. Sequences with one token and with several are served by
+        one launch each, which find theirs in the metadata, so that no batch needs the host to sort it.
+        """
         out = torch.empty_like(q)
-        if not tokens:
+        if not len(q):
             return out
-        units = tokens * (p.num_heads + 2 * p.num_kv_heads) * p.head_dim // 16
-        self.append(
-            -(-units // _APPEND_THREADS), _APPEND_THREADS, qkv, self.cos, self.sin, meta.positions,
-            meta.slot_mapping, q, cache, tokens, p.num_heads, p.num_kv_heads, pdl=True,
-        )  # fmt: skip
+        kv_heads, seqs = self.problem.num_kv_heads, len(meta.context_lens)
         sequences = (meta.block_tables, meta.cu_seqlens, meta.context_lens, out)
-        sizes = (seqs, p.num_kv_heads, self.group, meta.block_tables.stride(0), self.scale_log2)
+        sizes = (seqs, kv_heads, self.group, meta.block_tables.stride(0), self.scale_log2)
         blocks, space = self.decode_blocks, self.space
         self.decode(
             blocks, _DECODE_THREADS, q, cache, *sequences, space.partials, space.arrived, *sizes,
             smem=self.geometry.decode_smem, pdl=True,
         )  # fmt: skip
         if meta.max_query_len > 1:
-            # Sequences end in a tile that is not full, so there are at most this many tiles a KV head.
-            tiles = tokens * self.group // _PREFILL_ROWS + seqs
+            # A sequence has at most one tile that is not full.
+            tiles = len(q) * self.group // _PREFILL_ROWS + seqs
             self.prefill(
-                tiles * p.num_kv_heads, _PREFILL_THREADS, q, cache, *sequences, *sizes,
+                tiles * kv_heads, _PREFILL_THREADS, q, cache, *sequences, *sizes,
                 smem=self.geometry.prefill_smem, pdl=True,
             )  # fmt: skip
         return out
@@ -196,9 +208,10 @@ class BoundAttention:
     def scale_log2(self) -> float:
         return LOG2_E / math.sqrt(self.problem.head_dim)
 
-    @property
+    @cached_property
     def space(self) -> Workspace:
-        return workspace(self.decode_blocks, self.geometry.workspace_floats(self.decode_blocks))
+        blocks = self.decode_blocks
+        return workspace(device.current().index, blocks, self.geometry.workspace_floats(blocks))
 
 
 def _check_metadata(kernel_id: str, meta: AttentionMetadata) -> None:
