@@ -28,8 +28,8 @@ struct RowScratch {
   u32 count[kBins];
   u64 warp_mass[kSampleWarps];
   u32 warp_count[kSampleWarps];
-  u64 found_mass;
-  u32 found_count, found_bin;
+  u64 found;
+  u32 found_bin;
   u32 key_best[kSampleWarps];
   i32 id_best[kSampleWarps];
   i64 token;
@@ -91,42 +91,34 @@ TESSERA_DEVICE T warp_scan(T x) {
   return x;
 }
 
-// Finds, from the highest bin down, the bin where the running sum reaches `target`; the sum before it goes to
-// `before` and of the counts to `before_count`. One warp, 64 bins a lane.
+// Finds, from the highest bin down, the bin where the running sum of masses (or counts) reaches `target`, and the
+// sum before it. One warp, 64 bins a lane.
 template <bool kByMass>
 TESSERA_DEVICE void find_bin(RowScratch& s, u64 target) {
   constexpr int kPerLane = kBins / kWarp;
+  const auto in_bin = [&](int bin) -> u64 { return kByMass ? s.mass[bin] : s.count[bin]; };
   const int top = kBins - 1 - lane_id() * kPerLane;
-  u64 mass = 0;
-  u32 count = 0;
-  for (int i = 0; i < kPerLane; ++i) mass += s.mass[top - i], count += s.count[top - i];
-  u64 mass_end = warp_scan(mass);
-  u32 count_end = warp_scan(count);
-  const u64 end = kByMass ? mass_end : count_end, begin = end - (kByMass ? mass : count);
-  if (!(begin < target && target <= end)) return;
-  u64 m = mass_end - mass;
-  u32 c = count_end - count;
-  for (int i = 0; i < kPerLane; ++i) {
-    const int bin = top - i;
-    if ((kByMass ? m + s.mass[bin] : c + s.count[bin]) >= target) {
-      s.found_bin = bin, s.found_mass = m, s.found_count = c;
-      return;
-    }
-    m += s.mass[bin], c += s.count[bin];
-  }
+  u64 mine = 0;
+  for (int i = 0; i < kPerLane; ++i) mine += in_bin(top - i);
+  const u64 end = warp_scan(mine);
+  u64 before = end - mine;
+  if (!(before < target && target <= end)) return;
+  int bin = top;
+  for (; before + in_bin(bin) < target; --bin) before += in_bin(bin);
+  s.found_bin = bin;
+  s.found = before;
 }
 
 struct Descent {
-  u32 key;            // of the token at which the target is reached
-  u64 mass_above;     // of all tokens that weigh more
-  u32 count_above;
+  u32 key;    // of the token at which the target is reached
+  u64 above;  // mass (or number) of the tokens that weigh more
 };
 
-// Walks down from the largest weight until the sum of masses (or counts) reaches `target`, looking only at tokens
-// above `floor`. The target must be reached.
+// Walks down from the largest weight until the sum of masses (or counts) reaches `target`, looking only at weights
+// of `lowest` and more. The target must be reached.
 template <bool kByMass>
-TESSERA_DEVICE Descent descend(const RowView& row, RowScratch& s, u64 target, u32 floor) {
-  Descent d = {0, 0, 0};
+TESSERA_DEVICE Descent descend(const RowView& row, RowScratch& s, u64 target, u32 lowest) {
+  Descent d = {0, 0};
   u32 known = 0;  // bits of the key found so far
 #pragma unroll
   for (int level = 0; level < 3; ++level) {
@@ -136,17 +128,19 @@ TESSERA_DEVICE Descent descend(const RowView& row, RowScratch& s, u64 target, u3
     __syncthreads();
     for (int i = threadIdx.x; i < row.vocab; i += kSampleThreads) {
       const u32 key = row.key(i);
-      if (key <= floor || (key & known) != d.key) continue;
+      if (key < lowest || (key & known) != d.key) continue;
       const u32 bin = (key >> shift) & (bins - 1);
-      if constexpr (kByMass) atomicAdd(&s.mass[bin], mass_of(key));
-      atomicAdd(&s.count[bin], 1u);
+      if constexpr (kByMass) {
+        atomicAdd(&s.mass[bin], mass_of(key));
+      } else {
+        atomicAdd(&s.count[bin], 1u);
+      }
     }
     __syncthreads();
     if (threadIdx.x < kWarp) find_bin<kByMass>(s, target);
     __syncthreads();
-    target -= kByMass ? s.found_mass : s.found_count;
-    d.mass_above += s.found_mass;
-    d.count_above += s.found_count;
+    target -= s.found;
+    d.above += s.found;
     d.key |= s.found_bin << shift;
     known |= (bins - 1) << shift;
     __syncthreads();
@@ -154,41 +148,33 @@ TESSERA_DEVICE Descent descend(const RowView& row, RowScratch& s, u64 target, u3
   return d;
 }
 
-// Mass and number of tokens above (first) and at (second) the threshold in this warp's stretch of ids.
-struct Stretch {
-  u64 above;
-  u32 ties;
-};
-
-TESSERA_DEVICE u64 block_sum(u64 x, u64* scratch) { return block_reduce<kSampleThreads>(x, Sum{}, scratch); }
-
 TESSERA_DEVICE u64 kept_mass(const RowView& row, RowScratch& s, Threshold keep) {
   u64 mass = 0;
   for (int i = threadIdx.x; i < row.vocab; i += kSampleThreads) {
     const u32 key = row.key(i);
     if (key > keep.key) mass += mass_of(key);
   }
-  return block_sum(mass, s.warp_mass) + keep.ties * mass_of(keep.key);
+  return block_reduce<kSampleThreads>(mass, Sum{}, s.warp_mass) + keep.ties * mass_of(keep.key);
 }
 
 TESSERA_DEVICE Threshold keep_top_k(const RowView& row, RowScratch& s, u32 k) {
   const Descent d = descend<false>(row, s, k, 0);
-  return {d.key, k - d.count_above};
+  return {d.key, k - static_cast<u32>(d.above)};
 }
 
 // The fewest of the kept tokens, largest first, whose mass reaches top_p of theirs.
 TESSERA_DEVICE Threshold keep_top_p(const RowView& row, RowScratch& s, Threshold kept, double top_p) {
   const u64 ties_mass = kept.ties * mass_of(kept.key);
   const u64 total = kept_mass(row, s, kept);
-  const u64 target = max(static_cast<u64>(ceil(top_p * static_cast<double>(total))), 1ull);
+  const u64 target = min(max(static_cast<u64>(ceil(top_p * static_cast<double>(total))), 1ull), total);
   const u64 above = total - ties_mass;
   if (target > above) {  // some of those at the threshold are needed
     const u64 each = mass_of(kept.key);
     return {kept.key, static_cast<u32>((target - above + each - 1) / each)};
   }
-  const Descent d = descend<true>(row, s, target, kept.key);
+  const Descent d = descend<true>(row, s, target, kept.key + 1);
   const u64 each = mass_of(d.key);
-  return {d.key, static_cast<u32>((target - d.mass_above + each - 1) / each)};
+  return {d.key, static_cast<u32>((target - d.above + each - 1) / each)};
 }
 
 // The first id whose cumulative kept mass exceeds u * total.
@@ -239,7 +225,7 @@ TESSERA_DEVICE void draw(const RowView& row, RowScratch& s, Threshold keep, doub
 }
 
 // logits [rows, vocab], draws [rows] -> tokens [rows]: -1 where the largest logit is NaN or infinite. Grid: rows.
-__global__ void __launch_bounds__(kSampleThreads)
+__global__ void __launch_bounds__(kSampleThreads, 1)
     sample_rows(const float* logits, const SampleRow* draws, i64* tokens, int vocab) {
   __shared__ RowScratch s;
   await_predecessor();

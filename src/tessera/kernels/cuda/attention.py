@@ -1,0 +1,264 @@
+"""Paged attention with 16-bit K and V: rotary append, decode and prefill. Templates: csrc/cuda/attention."""
+
+import math
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from tessera.kernels.cuda import device
+from tessera.kernels.cuda.arguments import CPP_TYPES, SHORT_NAMES, check_rows, runs_on, upload
+from tessera.kernels.cuda.errors import CaptureCompileError
+from tessera.kernels.cuda.launch import Kernel, kernel
+from tessera.kernels.errors import KernelArgumentError
+from tessera.kernels.ops import AttentionProblem
+from tessera.kernels.registry import Verdict, no, runs
+from tessera.kernels.types import AttentionMetadata
+
+PAGE_SIZE: Final = 64
+HEAD_DIMS: Final = (64, 128)
+MAX_GROUP: Final = 16
+LOG2_E: Final = math.log2(math.e)
+
+_DECODE_THREADS: Final = 160
+_PREFILL_THREADS: Final = 288
+_PREFILL_ROWS: Final = 128
+_APPEND_THREADS: Final = 256
+_BLOCK_RESERVE: Final = 1024 + 128  # what a block takes besides: the driver's part, static shared memory
+_MAX_STAGES: Final = 12
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Sizes that the templates derive in the same way; bytes of shared memory and floats of workspace."""
+
+    head_dim: int
+    group: int
+    smem_per_sm: int
+    smem_per_block: int
+
+    @property
+    def head_tiles(self) -> int:
+        return -(-self.group // 8)
+
+    @property
+    def stage_bytes(self) -> int:
+        return PAGE_SIZE * self.head_dim * 2 + 16
+
+    @property
+    def merge_bytes(self) -> int:
+        return 4 * 4 * 8 * self.head_tiles * (self.head_dim + 6)
+
+    @property
+    def decode_stages(self) -> int:
+        """As many as let two blocks share an SM."""
+        free = self.smem_per_sm // 2 - _BLOCK_RESERVE - self.merge_bytes
+        return max(2, min(_MAX_STAGES, free // self.stage_bytes))
+
+    @property
+    def decode_smem(self) -> int:
+        return self.decode_stages * self.stage_bytes + self.merge_bytes
+
+    @property
+    def prefill_stages(self) -> int:
+        return min(8, (self.smem_per_block - _BLOCK_RESERVE) // self.stage_bytes)
+
+    @property
+    def prefill_smem(self) -> int:
+        return self.prefill_stages * self.stage_bytes
+
+    def workspace_floats(self, blocks: int) -> int:
+        """Two unfinished results a block: values, then (maximum, sum), of every head."""
+        return 2 * blocks * 8 * self.head_tiles * (self.head_dim + 2)
+
+
+@dataclass(frozen=True, eq=False)
+class Workspace:
+    """Memory of split results, used within one decode launch and left as found."""
+
+    partials: Tensor
+    arrived: Tensor
+
+
+@cache
+def workspace(index: int, blocks: int, floats: int) -> Workspace:
+    """That of device `index`, shared by all layers: a device's attention runs on one stream at a time.
+
+    Raises CaptureCompileError while a graph is captured: the zeros would be written at replays only.
+    """
+    if torch.cuda.is_current_stream_capturing():
+        raise CaptureCompileError("attention has no workspace yet: run it once before capturing a CUDA graph")
+    return Workspace(
+        torch.empty(floats, dtype=torch.float32, device=index),
+        torch.zeros(blocks, dtype=torch.int32, device=index),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class BoundAttention:
+    """`cos` and `sin` float32 [max_position, D / 2] on the device."""
+
+    kernel_id: str
+    problem: AttentionProblem
+    cos: Tensor
+    sin: Tensor
+
+    @property
+    def group(self) -> int:
+        return self.problem.num_heads // self.problem.num_kv_heads
+
+    @property
+    def page(self) -> str:
+        return f"tessera::Page16<{CPP_TYPES[self.problem.dtype]}, {self.problem.head_dim}>"
+
+    @cached_property
+    def geometry(self) -> Geometry:
+        info = device.current()
+        return Geometry(self.problem.head_dim, self.group, info.smem_per_sm, info.smem_per_block)
+
+    @cached_property
+    def append(self) -> Kernel:
+        name = f"tessera::rope_append<{self.page}>"
+        return kernel("elementwise/rope_append.cuh", name, signature="PPPPPPPiii")
+
+    @cached_property
+    def decode(self) -> Kernel:
+        sizes = f"{self.geometry.head_tiles}, {self.geometry.decode_stages}"
+        name = f"tessera::paged_decode<tessera::Decode<{self.page}, {sizes}>>"
+        smem = self.geometry.decode_smem
+        return kernel("attention/paged_decode.cuh", name, signature="PPPPPPPPiiiif", max_smem=smem)
+
+    @cached_property
+    def prefill(self) -> Kernel:
+        name = f"tessera::paged_prefill<tessera::Prefill<{self.page}, {self.geometry.prefill_stages}>>"
+        smem = self.geometry.prefill_smem
+        return kernel(
+            "attention/paged_prefill.cuh",
+            name,
+            signature="PPPPPPiiiif",
+            max_smem=smem,
+            allowed_local_bytes=16,
+        )
+
+    @cached_property
+    def decode_blocks(self) -> int:
+        """A persistent grid: what the device holds at once."""
+        info = device.current()
+        return info.sms * max(1, self.decode.blocks_per_sm(_DECODE_THREADS, self.geometry.decode_smem))
+
+    @property
+    def bytes_per_page(self) -> int:
+        return self.problem.num_kv_heads * 2 * PAGE_SIZE * self.problem.head_dim * self.problem.dtype.itemsize
+
+    def allocate(self, num_pages: int) -> Tensor:
+        """[num_pages, KV heads, 2 (K, V), 64, D]: a slice a page and KV head. Uninitialised.
+
+        Rows are in the order of slots; within a row 16-byte chunk c lies at c ^ (row % 8).
+        """
+        shape = (num_pages, self.problem.num_kv_heads, 2, PAGE_SIZE, self.problem.head_dim)
+        return torch.empty(shape, dtype=self.problem.dtype, device="cuda")
+
+    def __call__(self, qkv: Tensor, cache: Tensor, meta: AttentionMetadata) -> Tensor:
+        """Rows of sequences with an empty context (padding) come out as zeros. Raises KernelArgumentError."""
+        runs[self.kernel_id] += 1
+        p = self.problem
+        check_rows(self.kernel_id, "qkv", qkv, (p.num_heads + 2 * p.num_kv_heads) * p.head_dim, p.dtype)
+        _check_metadata(self.kernel_id, meta)
+        return self.attend(self.rotate_and_append(qkv, cache, meta), cache, meta)
+
+    def rotate_and_append(self, qkv: Tensor, cache: Tensor, meta: AttentionMetadata) -> Tensor:
+        """Rotated queries [T, q heads * D]; K and V go to their slots."""
+        p, tokens = self.problem, len(qkv)
+        q = torch.empty((tokens, p.num_heads * p.head_dim), dtype=p.dtype, device=qkv.device)
+        if tokens:
+            units = tokens * (p.num_heads + 2 * p.num_kv_heads) * p.head_dim // 16
+            self.append(
+                -(-units // _APPEND_THREADS), _APPEND_THREADS, qkv, self.cos, self.sin, meta.positions,
+                meta.slot_mapping, q, cache, tokens, p.num_heads, p.num_kv_heads, pdl=True,
+            )  # fmt: skip
+        return q
+
+    def attend(self, q: Tensor, cache: Tensor, meta: AttentionMetadata) -> Tensor:
+        """Attention of rotated queries to the cache. Sequences with one token and with several are served by
+        one launch each, which find theirs in the metadata, so that no batch needs the host to sort it.
+        """
+        out = torch.empty_like(q)
+        if not len(q):
+            return out
+        kv_heads, seqs = self.problem.num_kv_heads, len(meta.context_lens)
+        sequences = (meta.block_tables, meta.cu_seqlens, meta.context_lens, out)
+        sizes = (seqs, kv_heads, self.group, meta.block_tables.stride(0), self.scale_log2)
+        blocks, space = self.decode_blocks, self.space
+        self.decode(
+            blocks, _DECODE_THREADS, q, cache, *sequences, space.partials, space.arrived, *sizes,
+            smem=self.geometry.decode_smem, pdl=True,
+        )  # fmt: skip
+        if meta.max_query_len > 1:
+            # A sequence has at most one tile that is not full.
+            tiles = len(q) * self.group // _PREFILL_ROWS + seqs
+            self.prefill(
+                tiles * kv_heads, _PREFILL_THREADS, q, cache, *sequences, *sizes,
+                smem=self.geometry.prefill_smem, pdl=True,
+            )  # fmt: skip
+        return out
+
+    @property
+    def scale_log2(self) -> float:
+        return LOG2_E / math.sqrt(self.problem.head_dim)
+
+    @cached_property
+    def space(self) -> Workspace:
+        blocks = self.decode_blocks
+        return workspace(device.current().index, blocks, self.geometry.workspace_floats(blocks))
+
+
+def _check_metadata(kernel_id: str, meta: AttentionMetadata) -> None:
+    wanted = {
+        "positions": torch.int32,
+        "slot_mapping": torch.int64,
+        "cu_seqlens": torch.int32,
+        "context_lens": torch.int32,
+        "block_tables": torch.int32,
+    }
+    for name, dtype in wanted.items():
+        tensor = getattr(meta, name)
+        if tensor.dtype != dtype or not tensor.is_cuda or (tensor.numel() and tensor.stride(-1) != 1):
+            raise KernelArgumentError(
+                f"{kernel_id}: {name} must be {dtype} on a CUDA device with adjacent elements; "
+                f"got {tensor.dtype} on {tensor.device}, strides {tensor.stride()}"
+            )
+
+
+@dataclass(frozen=True)
+class CudaAttention:
+    """K and V in the type of the hidden states, whatever plain type the checkpoint names for its cache."""
+
+    family: str
+    dtype: torch.dtype
+
+    @property
+    def id(self) -> str:
+        return f"{self.family}_{SHORT_NAMES[self.dtype]}_paged_attention"
+
+    def can_implement(self, problem: AttentionProblem) -> Verdict:
+        verdict = runs_on(self.family, self.dtype, problem.device, problem.dtype)
+        if not verdict.ok:
+            return verdict
+        group, rest = divmod(problem.num_heads, problem.num_kv_heads)
+        if not problem.kv.is_plain:
+            return no(f"stores plain K and V, not {problem.kv}")
+        if problem.head_dim not in HEAD_DIMS:
+            return no(f"head_dim is {problem.head_dim}, not one of {HEAD_DIMS}")
+        if rest or not 1 <= group <= MAX_GROUP:
+            return no(
+                f"{problem.num_heads} query heads on {problem.num_kv_heads} KV heads: a KV head serves 1 to "
+                f"{MAX_GROUP} query heads"
+            )
+        if problem.page_size != PAGE_SIZE:
+            return no(f"pages hold {PAGE_SIZE} tokens, not {problem.page_size}")
+        return verdict
+
+    def bind(self, problem: AttentionProblem, cos: Tensor, sin: Tensor) -> BoundAttention:
+        return BoundAttention(self.id, problem, upload(cos, torch.float32), upload(sin, torch.float32))

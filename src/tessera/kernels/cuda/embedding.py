@@ -1,0 +1,73 @@
+"""Embedding tables on CUDA. Template: csrc/cuda/elementwise/embedding.cuh."""
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from tessera.kernels.cuda.arguments import SHORT_NAMES, VEC, runs_on, upload
+from tessera.kernels.cuda.launch import Kernel, kernel
+from tessera.kernels.errors import KernelArgumentError
+from tessera.kernels.ops import EmbeddingProblem
+from tessera.kernels.registry import Verdict, no, runs
+from tessera.numerics.qtensor import QTensor
+
+ID_TYPES: Final = {torch.int32: "tessera::i32", torch.int64: "tessera::i64"}
+
+
+def gather_kernel(ids: torch.dtype) -> Kernel:
+    return kernel("elementwise/embedding.cuh", f"tessera::gather_rows<{ID_TYPES[ids]}>", signature="PPPii")
+
+
+@dataclass(frozen=True, eq=False)
+class BoundEmbedding:
+    """`table` [vocab, H] of a 16-bit type on the device."""
+
+    kernel_id: str
+    table: Tensor
+
+    @property
+    def nbytes(self) -> int:
+        return self.table.nbytes
+
+    def __call__(self, token_ids: Tensor) -> Tensor:
+        """An id outside the table gives a row of NaN. Raises KernelArgumentError."""
+        runs[self.kernel_id] += 1
+        if token_ids.dtype not in ID_TYPES or token_ids.ndim != 1 or not token_ids.is_contiguous():
+            raise KernelArgumentError(
+                f"{self.kernel_id}: token_ids must be contiguous int32 or int64 [T]; "
+                f"got {token_ids.dtype} {tuple(token_ids.shape)}"
+            )
+        vocab, width = self.table.shape
+        out = torch.empty((len(token_ids), width), dtype=self.table.dtype, device=self.table.device)
+        if len(token_ids):
+            threads = min(256, -(-width // VEC // 32) * 32)
+            launch = gather_kernel(token_ids.dtype)
+            launch(len(token_ids), threads, self.table, token_ids, out, width, vocab, pdl=True)
+        return out
+
+
+@dataclass(frozen=True)
+class CudaEmbedding:
+    """Rows of a plain 16-bit table."""
+
+    family: str
+    dtype: torch.dtype
+
+    @property
+    def id(self) -> str:
+        return f"{self.family}_{SHORT_NAMES[self.dtype]}_embedding"
+
+    def can_implement(self, problem: EmbeddingProblem) -> Verdict:
+        verdict = runs_on(self.family, self.dtype, problem.device, problem.dtype)
+        if not verdict.ok:
+            return verdict
+        if not problem.table.is_plain:
+            return no(f"takes a table of plain floats, not {problem.table}")
+        if problem.width % VEC:
+            return no(f"width {problem.width} is not a multiple of {VEC}")
+        return verdict
+
+    def bind(self, problem: EmbeddingProblem, table: QTensor) -> BoundEmbedding:
+        return BoundEmbedding(self.id, upload(table.codes, problem.dtype))

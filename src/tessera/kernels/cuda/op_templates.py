@@ -1,0 +1,45 @@
+"""Instances of the templates that models run: row-wise ops, attention, sampling."""
+
+from tessera.kernels.cuda.arguments import CPP_TYPES
+from tessera.kernels.cuda.embedding import ID_TYPES
+from tessera.kernels.cuda.templates import HOPPER, TemplateCase, grid
+
+_TYPES = tuple(CPP_TYPES.values())
+_BOTH = (False, True)
+_SHAPES = ("32, 1", "64, 2", "256, 2", "1024, 2", "1024, 4")  # threads, vectors a thread
+_PAGE = "tessera::Page16<{t}, {d}>"
+_DIMS = (64, 128)
+
+CASES: list[TemplateCase] = [
+    *grid(
+        "elementwise/rms_norm.cuh",
+        "tessera::rms_norm<{t}, {s}, {residual}, {quantize}>",
+        {"t": _TYPES, "s": _SHAPES, "residual": _BOTH, "quantize": _BOTH},
+    ),
+    *grid(
+        "elementwise/silu_mul.cuh",
+        "tessera::silu_mul<{t}, {s}, {quantize}>",
+        {"t": _TYPES, "s": _SHAPES, "quantize": _BOTH},
+    ),
+    *grid("elementwise/quantize_rows.cuh", "tessera::quantize_rows<{t}, {s}>", {"t": _TYPES, "s": _SHAPES}),
+    *grid("elementwise/embedding.cuh", "tessera::gather_rows<{t}>", {"t": tuple(ID_TYPES.values())}),
+    *grid("elementwise/rope_append.cuh", f"tessera::rope_append<{_PAGE}>", {"t": _TYPES, "d": _DIMS}),
+    *grid(
+        "attention/paged_decode.cuh",
+        f"tessera::paged_decode<tessera::Decode<{_PAGE}, {{tiles}}, {{stages}}>>",
+        {"t": _TYPES, "d": _DIMS, "tiles": (1, 2), "stages": (2, 6)},
+    ),
+    *grid(
+        "attention/paged_prefill.cuh",
+        f"tessera::paged_prefill<tessera::Prefill<{_PAGE}, {{stages}}>>",
+        {"t": _TYPES, "d": _DIMS, "stages": (6, 8)},
+        allowed_local_bytes=16,
+    ),
+    TemplateCase(
+        "attention/paged_decode.cuh",
+        "tessera::paged_decode<tessera::Decode<tessera::Page16<tessera::bf16, 128>, 1, 6>>",
+        HOPPER,
+        options=("-DTESSERA_NO_BULK_COPY",),
+    ),
+    TemplateCase("sampling/sample_rows.cuh", "tessera::sample_rows"),
+]

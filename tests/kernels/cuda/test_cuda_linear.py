@@ -1,0 +1,61 @@
+"""16-bit linear layers on the GPU."""
+
+import pytest
+import torch
+from cuda_case import DTYPES, EPSILON, GPU, randn, relative_rms
+
+from tessera.kernels.cuda.linear import CublasLinear
+from tessera.kernels.cuda.rows import empty_rows
+from tessera.kernels.cuda.target import device
+from tessera.kernels.errors import KernelArgumentError
+from tessera.kernels.ops import LinearProblem
+from tessera.kernels.registry import Device
+from tessera.numerics.qtensor import FLOATS, plain
+from tessera.spec import A8, A16, BF16, F32, Chain, LinearSpec, affine_zero
+from tessera.spec.pattern import Pattern
+
+
+def spec(n: int, k: int, dtype: torch.dtype, bias: bool = False) -> LinearSpec:
+    return LinearSpec(n, k, Chain(FLOATS[dtype]), A16, FLOATS[dtype], bias)
+
+
+def test_says_what_it_cannot_do() -> None:
+    kernel, h200 = CublasLinear("sm90", torch.bfloat16), Device("cuda", "sm_90a")
+    assert kernel.can_implement(LinearProblem(h200, spec(8, 8, torch.bfloat16))).ok
+    for wrong, reason in (
+        (spec(8, 8, torch.float16), "float16"),
+        (LinearSpec(8, 128, affine_zero(4, Pattern.blocks(1, 128)), A16, BF16), "plain"),
+        (LinearSpec(8, 8, Chain(BF16), A8, BF16), "plain"),
+        (LinearSpec(8, 8, Chain(BF16), A16, F32), "float32"),
+    ):
+        verdict = kernel.can_implement(LinearProblem(h200, wrong))
+        assert not verdict.ok and reason in verdict.reason
+
+
+class TestOnDevice:
+    pytestmark = GPU
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    @pytest.mark.parametrize("rows", [1, 30, 257])
+    @pytest.mark.parametrize("bias", [False, True])
+    def test_linear(self, rows: int, dtype: torch.dtype, bias: bool) -> None:
+        x, weight = randn(rows, 576, dtype=dtype), randn(1000, 576, dtype=dtype, scale=0.05)
+        b = randn(1000, dtype=dtype) if bias else None
+        problem = LinearProblem(device(), spec(1000, 576, dtype, bias))
+        bound = CublasLinear("sm90", dtype).bind(problem, plain(weight), b)
+        assert bound.nbytes == 1000 * 576 * 2 + bias * 2000
+        want = x.double() @ weight.double().T + (0 if b is None else b.double())
+        assert relative_rms(bound(x), want) < EPSILON[dtype]
+
+    def test_one_table_serves_embedding_and_head(self) -> None:
+        table = plain(torch.randn(100, 64).bfloat16())
+        problem = LinearProblem(device(), spec(100, 64, torch.bfloat16))
+        kernel = CublasLinear("sm90", torch.bfloat16)
+        first, second = (kernel.bind(problem, table, None) for _ in range(2))
+        assert first.weight.data_ptr() == second.weight.data_ptr()
+
+    def test_refuses_int8_rows(self) -> None:
+        problem = LinearProblem(device(), spec(100, 64, torch.bfloat16))
+        bound = CublasLinear("sm90", torch.bfloat16).bind(problem, plain(torch.randn(100, 64)), None)
+        with pytest.raises(KernelArgumentError, match="int8 rows"):
+            bound(empty_rows(3, 64))
