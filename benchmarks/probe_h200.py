@@ -149,9 +149,6 @@ def stream_cases() -> list[StreamCase]:
     ]
     tall, wide = (128, 2, 6), (256, 1, 5)
     cases = [StreamCase(*tile, m=tile[0], **one) for tile in small]
-    cases += [
-        StreamCase(*tile, pending=2, m=tile[0], **one) for tile in ((64, 1, 11), (64, 2, 8), tall, wide)
-    ]
     cases += [StreamCase(*tile, cluster=2, m=tile[0], **one) for tile in ((64, 2, 8), tall, wide)]
     for tile in (tall, wide):
         for cluster in (1, 2):
@@ -184,7 +181,6 @@ def stream() -> list[Row]:
                 "tile_tokens": case.tokens,
                 "tile_rows": 128 * case.row_tiles,
                 "cluster": case.cluster,
-                "pending": case.pending,
                 "left_out": ("nothing", "x", "weights", "x and weights")[case.once],
                 "us": round(us, 2),
                 "tops": round(2 * case.m * case.n * case.k / us / 1e6),
@@ -332,7 +328,7 @@ def load(name: str, launch: Callable[[int], None], ops: int, seconds: float = 3.
 
 # ------------------------------------------------------------------------------- compiling in parallel
 def compiling() -> list[Row]:
-    config = "tessera::probe::stream_gemm<tessera::probe::StreamConfig<128, 1, {}, {}, {}, 1, 0>>"
+    config = "tessera::probe::stream_gemm<tessera::probe::StreamConfig<128, 1, {}, {}, {}, 0>>"
     rows: list[Row] = []
     for threads in (1, 2, 4, 8, 16):
         insts = [
