@@ -1,5 +1,7 @@
 """Operands, launch and check of the probe's streaming W4A8 kernel (`csrc/cuda/probe/stream_gemm.cuh`)."""
 
+from dataclasses import dataclass
+
 import torch
 
 from tessera.kernels.cuda.launch import kernel
@@ -8,16 +10,24 @@ SMS = 132
 TILE_BYTES = 4224  # 64 rows x 128 columns: 4096 bytes of codes, 128 of parameters
 
 
+@dataclass
 class StreamCase:
-    """One configuration of `stream_gemm` with random operands; `copies` of the weights are rotated."""
+    """One configuration of `stream_gemm` and a problem: the fields of the C++ `StreamConfig`; M, N, K."""
 
-    def __init__(
-        self, tokens: int, row_tiles: int, stages: int, group: bool, cluster: int, m: int, n: int, k: int
-    ) -> None:
-        self.tokens, self.row_tiles, self.group, self.cluster = tokens, row_tiles, group, cluster
-        self.m, self.n, self.k = m, n, k
-        self.smem = stages * (tokens * 128 + 2 * row_tiles * TILE_BYTES) + 2 * 2 * 4096
-        config = f"{tokens}, {row_tiles}, {stages}, {str(group).lower()}, {cluster}"
+    tokens: int
+    row_tiles: int
+    stages: int
+    group: bool = True
+    cluster: int = 1
+    once: int = 0
+    m: int = 0
+    n: int = 0
+    k: int = 0
+
+    def __post_init__(self) -> None:
+        self.smem = self.stages * (self.tokens * 128 + 2 * self.row_tiles * TILE_BYTES) + 2 * 2 * 4096
+        group = str(self.group).lower()
+        config = f"{self.tokens}, {self.row_tiles}, {self.stages}, {group}, {self.cluster}, {self.once}"
         self.fn = kernel(
             "probe/stream_gemm.cuh",
             f"tessera::probe::stream_gemm<tessera::probe::StreamConfig<{config}>>",
@@ -26,6 +36,7 @@ class StreamCase:
         )
 
     def allocate(self, copies: int) -> None:
+        """Random operands, with `copies` of the weights to rotate through."""
         tiles = self.n // 64 * self.k // 128
         self.weights = [
             torch.randint(0, 256, (tiles, TILE_BYTES), dtype=torch.uint8, device="cuda")
@@ -64,7 +75,7 @@ class StreamCase:
         )
 
     def error(self, copy: int, count: int = 192) -> float:
-        """Largest difference from the exact result over `count` output channels, in bf16 roundings (2^-8)."""
+        """Largest relative difference from the exact result over `count` output channels, in 2^-8."""
         rows = torch.randperm(self.n, device="cuda")[:count]
         w = unpacked(self.weights[copy], rows, self.k, self.group).double()
         exact = (self.x.double() @ w.T) * self.row_scale[rows].double() * self.token_scale.double()[:, None]

@@ -25,7 +25,7 @@ from tessera.kernels.jit.cache import ArtifactCache, closure, digest
 
 CSRC = Path(__file__).parents[1] / "csrc" / "cuda"
 ARTIFACT = "kernel.cubin"
-_OPTIONS = ("--std=c++20", "--device-as-default-execution-space", "--ptxas-options=-v")
+_OPTIONS = ("--std=c++20", "--device-as-default-execution-space", "--no-cache", "--ptxas-options=-v")
 _INSTALL = (
     'pip install "cuda-bindings>=12.9" "nvidia-cuda-nvrtc" of the CUDA version that torch was built for'
 )

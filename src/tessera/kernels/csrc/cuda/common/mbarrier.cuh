@@ -26,10 +26,12 @@ TESSERA_DEVICE void mbarrier_arrive_expect(u32 barrier, u32 bytes) {
 TESSERA_DEVICE void mbarrier_expect(u32 barrier, u32 bytes) {
   asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" :: "r"(barrier), "r"(bytes) : "memory");
 }
-// mbarrier.arrive on the barrier at the same address in block `rank` of the cluster, sm_90
+// mbarrier.arrive on the barrier at the same address in block `rank` of the cluster, sm_90. It hands a buffer back; it
+// does not publish writes to the other block: release at cluster scope costs a fence of the whole GPU (MEMBAR.GPU),
+// several hundred cycles each.
 TESSERA_DEVICE void mbarrier_arrive_remote(u32 barrier, u32 rank) {
   asm volatile("{ .reg .b32 r; mapa.shared::cluster.u32 r, %0, %1; "
-               "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [r]; }"
+               "mbarrier.arrive.shared::cluster.b64 _, [r]; }"
                :: "r"(barrier), "r"(rank) : "memory");
 }
 // mbarrier.try_wait.parity, sm_90: may suspend the thread for a while; whether the phase is complete.

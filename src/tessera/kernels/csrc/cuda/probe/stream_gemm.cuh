@@ -14,10 +14,12 @@ namespace tessera::probe {
 constexpr int kTileBytes = 4096 + 128;  // 64 rows x K = 128: codes [2][128 threads][16 bytes], then parameters
 
 // kTokens: rows of x a tile; kRowTiles: 64-row tiles a consumer warpgroup; kGroup: scale and offset per group of 128,
-// else the codes are used as they are; kCluster: blocks that share a tile of x by multicast.
-template <int kTokens_, int kRowTiles_, int kStages_, bool kGroup_, int kCluster_>
+// else the codes are used as they are; kCluster: blocks that share a tile of x by multicast. kOnce leaves work out
+// to see what it costs: bit 0 loads x, bit 1 the weights, only in the first turn of the ring (the result is then wrong).
+template <int kTokens_, int kRowTiles_, int kStages_, bool kGroup_, int kCluster_, int kOnce_>
 struct StreamConfig {
   static constexpr int kTokens = kTokens_, kRowTiles = kRowTiles_, kStages = kStages_, kCluster = kCluster_;
+  static constexpr int kOnce = kOnce_;
   static constexpr bool kGroup = kGroup_;
   static constexpr int kConsumers = 2, kConsumerWarps = 8;
   static constexpr int kTiles = kConsumers * kRowTiles;  // weight tiles a block and step
@@ -69,6 +71,7 @@ TESSERA_DEVICE void for_each_tile(const StreamArgs& p, F f) {
 template <class C>
 TESSERA_DEVICE void stream_produce(const StreamArgs& p, const StreamSmem<C>& smem) {
   Ring ring;
+  int turn = 0;
   const u32 rank = C::kCluster > 1 ? cluster_rank() : 0;
   constexpr int kPart = C::kActivationBytes / C::kCluster;
   for_each_tile<C>(p, [&](int token_tile, int panel) {
@@ -77,17 +80,19 @@ TESSERA_DEVICE void stream_produce(const StreamArgs& p, const StreamSmem<C>& sme
     for (int k = 0; k < p.steps; ++k) {
       mbarrier_wait(smem.empty + ring.stage * 8, ring.parity ^ 1);
       const u32 full = smem.full + ring.stage * 8;
-      mbarrier_arrive_expect(full, C::kStageBytes);
+      const bool with_x = !(C::kOnce & 1) || turn < C::kStages, with_w = !(C::kOnce & 2) || turn < C::kStages;
+      ++turn;
+      mbarrier_arrive_expect(full, with_x * C::kActivationBytes + with_w * C::kWeightBytes);
 #pragma unroll
-      for (int i = 0; i < C::kTiles; ++i) {
+      for (int i = 0; with_w && i < C::kTiles; ++i) {
         bulk_load(smem.weights(ring.stage) + i * kTileBytes, w + (static_cast<i64>(i) * p.steps + k) * kTileBytes,
                   kTileBytes, full);
       }
       const u32 to = smem.activations(ring.stage) + rank * kPart;
-      if constexpr (C::kCluster > 1) {
-        bulk_load_multicast(to, x + static_cast<i64>(k) * C::kActivationBytes, kPart, full, (1 << C::kCluster) - 1);
-      } else {
-        bulk_load(to, x + static_cast<i64>(k) * C::kActivationBytes, kPart, full);
+      if (with_x) {
+        const u8* from = x + static_cast<i64>(k) * C::kActivationBytes;
+        if constexpr (C::kCluster > 1) bulk_load_multicast(to, from, kPart, full, (1 << C::kCluster) - 1);
+        else bulk_load(to, from, kPart, full);
       }
       ring.template next<C::kStages>();
     }
@@ -196,6 +201,7 @@ TESSERA_DEVICE void stream_consume(const StreamArgs& p, const StreamSmem<C>& sme
           wgmma_fence();
           Mma::rs(acc[r], a[j], wgmma_advance(desc, 32 * j), k > 0 || j > 0);
           wgmma_commit();
+          // With two pending the assembler no longer proves that a[j] is free, and serialises.
           wgmma_wait<1>();
           // Everything but the newest wgmma has retired, so the step before this one is read to its end.
           if (r == 0 && j == 0 && previous >= 0) release_stage<C>(smem, previous);
