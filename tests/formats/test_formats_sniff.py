@@ -7,7 +7,7 @@ import torch
 from gguf_tiny import write_gguf
 
 from tessera.formats import CheckpointWriter, open_checkpoint
-from tessera.formats.errors import CheckpointNotFoundError, CorruptError, ForeignFormatError
+from tessera.formats.errors import AccessError, CheckpointNotFoundError, CorruptError, ForeignFormatError
 from tessera.numerics import plain
 from tiny import TINY, random_tensors, write_hf_model
 
@@ -77,6 +77,17 @@ def test_foreign_files(tmp_path: Path) -> None:
     (tmp_path / "x.gguf").write_text("hello")
     with pytest.raises(ForeignFormatError, match="not a GGUF file"):
         open_checkpoint(tmp_path / "x.gguf")
+
+
+def test_denied_files_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As root nothing is denied, so the system's answer is played."""
+
+    def denied(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("tessera.formats.sniff.HFCheckpoint", denied)
+    with pytest.raises(AccessError, match=r"hf cannot be read: Permission denied"):
+        open_checkpoint(write_hf_model(tmp_path / "hf"))
 
 
 def test_a_config_that_is_not_json(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tessera.formats import CheckpointWriter, open_checkpoint, safetensors_file
 from tessera.formats.errors import (
+    AccessError,
     CorruptError,
     DiskFullError,
     ForeignFormatError,
@@ -273,6 +274,16 @@ def test_a_full_disk_leaves_the_old_output(
         write(tmp_path / "out", source(seed=2), shard_bytes=100_000)
     assert tree(tmp_path / "out") == before
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EROFS])
+def test_a_denied_output_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    def mkdtemp(**options: Any) -> str:
+        raise OSError(code, "denied", str(options["dir"]))
+
+    monkeypatch.setattr("tempfile.mkdtemp", mkdtemp)
+    with pytest.raises(AccessError, match=r"out cannot be written: denied"):
+        CheckpointWriter(tmp_path / "out", TINY, None)
 
 
 def test_other_failures_of_the_disk_keep_their_own_name(

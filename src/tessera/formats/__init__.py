@@ -2,6 +2,7 @@
 
 from tessera.formats.base import Checkpoint, check_finite
 from tessera.formats.errors import (
+    AccessError,
     ChatTemplateError,
     CheckpointNotFoundError,
     ConfigError,
@@ -25,7 +26,7 @@ from tessera.formats.tokenizer import DecodeStream, Tokenizer
 from tessera.formats.writer import CheckpointWriter, check_output
 
 __all__ = [
-    "ChatTemplateError", "Checkpoint", "CheckpointNotFoundError", "CheckpointWriter", "ConfigError",
+    "AccessError", "ChatTemplateError", "Checkpoint", "CheckpointNotFoundError", "CheckpointWriter", "ConfigError",
     "CorruptError", "DecodeStream", "DiskFullError", "ForeignFormatError", "FormatError", "HubError",
     "MissingTensorError", "NonFiniteError", "OutputExistsError", "ShapeMismatchError", "TextError",
     "Tokenizer", "TokenizerError", "TruncatedError", "UnexpectedTensorError", "UnknownArchitectureError",

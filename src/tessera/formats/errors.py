@@ -59,6 +59,10 @@ class DiskFullError(FormatError):
     """No space left while writing. The previous output, if any, is untouched."""
 
 
+class AccessError(FormatError):
+    """The system denies reading or writing there."""
+
+
 class TokenizerError(FormatError):
     """No tokenizer, or one of a kind that is not supported."""
 

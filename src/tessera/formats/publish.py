@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from tessera.formats.errors import DiskFullError
+from tessera.formats.errors import AccessError, DiskFullError
 
 _AT_FDCWD: Final = -100
 _RENAME_EXCHANGE: Final = 2
@@ -108,11 +108,15 @@ def _remove_remains(target: Path) -> None:
 
 
 @contextmanager
-def disk_full_named(target: Path) -> Iterator[None]:
-    """Turns "no space left" into DiskFullError with the space there is."""
+def write_errors_named(target: Path) -> Iterator[None]:
+    """Turns "no space left" into DiskFullError with the space there is, "not permitted" into AccessError."""
     try:
         yield
     except OSError as error:
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise AccessError(
+                f"{target} cannot be written: {error.strerror} ({error.filename}); choose another output"
+            ) from error
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         free = shutil.disk_usage(target.parent).free

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from tessera.formats.base import Checkpoint
-from tessera.formats.errors import CheckpointNotFoundError, ForeignFormatError
+from tessera.formats.errors import AccessError, CheckpointNotFoundError, ForeignFormatError
 from tessera.formats.gguf import GGUFCheckpoint
 from tessera.formats.gguf_file import MAGIC
 from tessera.formats.hf import HFCheckpoint
@@ -24,7 +24,13 @@ def open_checkpoint(source: str | Path) -> Checkpoint:
     Headers, sizes, names and shapes are checked, data is not read. Raises a FormatError that says what is
     wrong and what to do.
     """
-    path = Path(source).expanduser()
+    try:
+        return _open(source, Path(source).expanduser())
+    except PermissionError as error:
+        raise AccessError(f"{error.filename or source} cannot be read: {error.strerror}") from error
+
+
+def _open(source: str | Path, path: Path) -> Checkpoint:
     if path.is_dir():
         return _open_directory(path)
     if path.is_file():

@@ -18,7 +18,7 @@ from tessera.formats.errors import (
 )
 from tessera.formats.hf_config import config_json, read_json
 from tessera.formats.manifest import Format, Manifest, is_tessera
-from tessera.formats.publish import Staging, disk_full_named
+from tessera.formats.publish import Staging, write_errors_named
 from tessera.formats.safetensors_file import write_file
 from tessera.formats.shards import INDEX, SINGLE
 from tessera.formats.storage import to_stored
@@ -64,7 +64,7 @@ class CheckpointWriter:
         self._shards: list[tuple[Path, str, list[str]]] = []
         self._total = 0
         self._finished = False
-        with disk_full_named(self.path):
+        with write_errors_named(self.path):
             self._staging = Staging(self.path)
 
     def __enter__(self) -> Self:
@@ -111,7 +111,7 @@ class CheckpointWriter:
         """Write what is pending, make it durable and swap it in. Raises MissingTensorError, DiskFullError."""
         if missing := sorted(self._shapes.keys() - self._added):
             raise MissingTensorError(f"{len(missing)} tensors were not added, {missing[0]} for one")
-        with disk_full_named(self.path):
+        with write_errors_named(self.path):
             self._flush()
             self._name_shards()
             config = config_json(self.config) | {"quantization_config": self.manifest.to_json()}
@@ -124,7 +124,7 @@ class CheckpointWriter:
     def _append(self, arrays: Mapping[str, Tensor]) -> None:
         size = sum(a.nbytes for a in arrays.values())
         if self._pending and self._pending_bytes() + size > self._shard_bytes:
-            with disk_full_named(self.path):
+            with write_errors_named(self.path):
                 self._flush()
         self._pending |= arrays
         self._total += size
