@@ -23,7 +23,7 @@ from tessera.formats.errors import (
 )
 from tessera.formats.hf import HFCheckpoint
 from tessera.spec import A16, A32
-from tiny import TINY, random_tensors, tiny_config, write_hf_model
+from tiny import LLAMA3_ROPE, TINY, random_tensors, tiny_config, transformers_model, write_hf_model
 
 Q_PROJ = "model.layers.0.self_attn.q_proj.weight"
 
@@ -68,6 +68,16 @@ def test_tensors_come_back_in_their_type(tmp_path: Path, dtype: torch.dtype, tie
 def test_several_files(tmp_path: Path) -> None:
     tensors = write_sharded(tmp_path)
     checkpoint = HFCheckpoint(tmp_path)
+    assert all(torch.equal(checkpoint.tensor(name), t) for name, t in tensors.items())
+
+
+def test_what_transformers_saves_is_read(tmp_path: Path) -> None:
+    config = tiny_config(tied_embeddings=False, attention_bias=True, rope=LLAMA3_ROPE, eos_ids=(2, 5))
+    tensors = random_tensors(config)
+    transformers_model(config, tensors).save_pretrained(tmp_path, max_shard_size="150KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    checkpoint = HFCheckpoint(tmp_path)
+    assert checkpoint.config == config
     assert all(torch.equal(checkpoint.tensor(name), t) for name, t in tensors.items())
 
 

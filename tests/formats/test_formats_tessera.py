@@ -2,6 +2,7 @@
 
 import errno
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,12 @@ def write(path: Path, model: TinyCheckpoint, recipe: str = "qoq-g32", **options:
     checkpoint = open_checkpoint(path)
     assert isinstance(checkpoint, TesseraCheckpoint)
     return checkpoint
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint to copy and damage."""
+    return write(tmp_path_factory.mktemp("written") / "out", source()).path
 
 
 def assert_equal(actual: QTensor, expected: QTensor) -> None:
@@ -300,10 +307,9 @@ def test_other_failures_of_the_disk_keep_their_own_name(
 @settings(max_examples=25)
 @given(data=st.data())
 def test_any_flipped_bit_of_the_data_is_found_by_verify(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+    written: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    path = tmp_path_factory.mktemp("flip") / "out"
-    write(path, source())
+    path = Path(shutil.copytree(written, tmp_path_factory.mktemp("flip") / "out"))
     file = path / "model.safetensors"
     raw = bytearray(file.read_bytes())
     start = 8 + int.from_bytes(raw[:8], "little")
@@ -378,10 +384,9 @@ JSON = st.recursive(
     key=st.sampled_from(["recipe", "chains", "kv_chain", "tensors", "sha256", "format_version"]), value=JSON
 )
 def test_damaged_manifests_never_crash(
-    tmp_path_factory: pytest.TempPathFactory, key: str, value: Any
+    written: Path, tmp_path_factory: pytest.TempPathFactory, key: str, value: Any
 ) -> None:
-    path = tmp_path_factory.mktemp("manifest") / "out"
-    write(path, source())
+    path = Path(shutil.copytree(written, tmp_path_factory.mktemp("manifest") / "out"))
     edit_manifest(path, **{key: value})
     try:
         open_checkpoint(path)

@@ -26,9 +26,9 @@ from tessera.formats.tokenizer import DecodeStream, Tokenizer
 from tessera.formats.writer import CheckpointWriter, check_output
 
 __all__ = [
-    "AccessError", "ChatTemplateError", "Checkpoint", "CheckpointNotFoundError", "CheckpointWriter", "ConfigError",
-    "CorruptError", "DecodeStream", "DiskFullError", "ForeignFormatError", "FormatError", "HubError",
-    "MissingTensorError", "NonFiniteError", "OutputExistsError", "ShapeMismatchError", "TextError",
-    "Tokenizer", "TokenizerError", "TruncatedError", "UnexpectedTensorError", "UnknownArchitectureError",
-    "check_finite", "check_output", "open_checkpoint",
+    "AccessError", "ChatTemplateError", "Checkpoint", "CheckpointNotFoundError", "CheckpointWriter",
+    "ConfigError", "CorruptError", "DecodeStream", "DiskFullError", "ForeignFormatError", "FormatError",
+    "HubError", "MissingTensorError", "NonFiniteError", "OutputExistsError", "ShapeMismatchError",
+    "TextError", "Tokenizer", "TokenizerError", "TruncatedError", "UnexpectedTensorError",
+    "UnknownArchitectureError", "check_finite", "check_output", "open_checkpoint",
 ]  # fmt: skip

@@ -39,7 +39,8 @@ class CheckpointWriter:
 
     Leaving the block without `finish` removes everything written. An existing checkpoint at `path` is
     replaced, and stays as it is until then; anything else there is refused with OutputExistsError.
-    `kv_chain` defaults to the recipe's. DiskFullError where space runs out.
+    `kv_chain` defaults to the recipe's. DiskFullError where space runs out, AccessError
+    where writing is denied.
     """
 
     def __init__(
