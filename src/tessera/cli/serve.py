@@ -100,11 +100,12 @@ def _serve(
     model: str, device: str, engine_config: EngineConfig, config: ServerConfig, chat_template: str | None
 ) -> None:
     from tessera.engine.async_engine import AsyncEngine
-    from tessera.engine.build import build_core
     from tessera.server.run import listen, make_server, run
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    with listen(config) as sock:  # before loading: a port in use must not cost a minute
+    with listen(config) as sock:  # first of all: a port in use must not cost a minute of loading
+        from tessera.engine.build import build_core
+
         core = build_core(model, engine_config, device)
         if chat_template is not None:
             cast("Tokenizer", core.tokenizer).chat_template = chat_template
