@@ -11,7 +11,10 @@ from typing import Annotated, Any, Final
 import typer
 
 from tessera.cli import console
+from tessera.cli.bench import bench
+from tessera.cli.chat import chat
 from tessera.cli.doctor import doctor
+from tessera.cli.eval import evaluate
 from tessera.cli.serve import serve
 from tessera.errors import InvalidRequestError, TesseraError
 from tessera.version import __version__
@@ -27,8 +30,11 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-VERBS: Final[dict[str, tuple[Callable[..., Any], str]]] = {
+VERBS: Final[dict[str, tuple[Callable[..., Any] | typer.Typer, str]]] = {
+    "eval": (evaluate, "tessera eval out --reference model.gguf --text text.txt"),
     "serve": (serve, "tessera serve out --port 8000"),
+    "chat": (chat, "tessera chat out --system 'Answer in one sentence.'"),
+    "bench": (bench, "tessera bench throughput out --case 1x512x64"),
     "doctor": (doctor, "tessera doctor --json"),
 }
 
@@ -50,7 +56,10 @@ def _common(
 
 
 for _name, (_verb, _example) in VERBS.items():
-    app.command(_name, epilog=f"Example: {_example}")(_verb)
+    if isinstance(_verb, typer.Typer):
+        app.add_typer(_verb, name=_name, epilog=f"Example: {_example}")
+    else:
+        app.command(_name, epilog=f"Example: {_example}")(_verb)
 
 
 def main() -> None:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
 import typer
 
@@ -15,6 +15,7 @@ from tessera.server.config import ServerConfig
 
 if TYPE_CHECKING:
     from tessera.engine.info import EngineInfo
+    from tessera.formats.tokenizer import Tokenizer
 
 _ENGINE: Final = EngineConfig()
 _SERVER: Final = ServerConfig(model_name="")
@@ -32,6 +33,10 @@ def serve(
     port: Annotated[int, typer.Option(help="0 picks a free one.", min=0, max=65535)] = _SERVER.port,
     name: Annotated[
         str | None, typer.Option(help="Model name in the API; default: the last part of MODEL.")
+    ] = None,
+    chat_template: Annotated[
+        Path | None,
+        typer.Option(help="Jinja template instead of the model's own.", exists=True, dir_okay=False),
     ] = None,
     api_key: Annotated[
         list[str] | None,
@@ -64,7 +69,7 @@ def serve(
     /metrics. SIGTERM lets running requests finish.
     """
     server = ServerConfig(
-        model_name=name or Path(model).stem or model,
+        model_name=name or Path(model).resolve().name.removesuffix(".gguf"),
         host=host,
         port=port,
         api_keys=_keys(api_key),
@@ -80,7 +85,7 @@ def serve(
         memory_fraction=memory_fraction,
         seed=seed,
     )
-    _serve(model, device, engine, server)
+    _serve(model, device, engine, server, None if chat_template is None else chat_template.read_text())
 
 
 def _keys(given: list[str] | None) -> frozenset[str]:
@@ -91,14 +96,19 @@ def _keys(given: list[str] | None) -> frozenset[str]:
     return keys
 
 
-def _serve(model: str, device: str, engine_config: EngineConfig, config: ServerConfig) -> None:
+def _serve(
+    model: str, device: str, engine_config: EngineConfig, config: ServerConfig, chat_template: str | None
+) -> None:
     from tessera.engine.async_engine import AsyncEngine
-    from tessera.engine.build import build_core
     from tessera.server.run import listen, make_server, run
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    with listen(config) as sock:  # before loading: a port in use must not cost a minute
+    with listen(config) as sock:  # first of all: a port in use must not cost a minute of loading
+        from tessera.engine.build import build_core
+
         core = build_core(model, engine_config, device)
+        if chat_template is not None:
+            cast("Tokenizer", core.tokenizer).chat_template = chat_template
         _describe(core.info)
         address = f"http://{config.host}:{sock.getsockname()[1]}"
         console.note(f"serving {config.model_name!r} on {address}/v1 (context {core.max_model_len} tokens)")
