@@ -1,4 +1,4 @@
-"""What the tests of CUDA ops share: marks, random rows, poisoned memory, a paged cache filled step by step."""
+"""What the tests of CUDA ops share: marks, random rows, poisoned memory, metadata of steps."""
 
 from collections.abc import Sequence
 from itertools import accumulate

@@ -51,7 +51,7 @@ class Case:
         return got, torch.cat([*want, zeros])
 
     def _attend(self, qkv: Tensor, last: int) -> Tensor:
-        """fp64 attention of a sequence's last tokens; q and k are rounded once after the rotation, as stored."""
+        """fp64 attention of a sequence's last tokens; q and k are rounded after the rotation, as stored."""
         split = [self.heads, self.kv_heads, self.kv_heads]
         q, k, v = qkv.view(len(qkv), -1, self.dim).float().split(split, dim=1)
         cos, sin = self.cos[: len(qkv)], self.sin[: len(qkv)]

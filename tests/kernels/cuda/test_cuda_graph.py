@@ -1,4 +1,4 @@
-"""Ops in CUDA graphs: many replays with alternating inputs, with and without programmatic dependent launch."""
+"""Ops in CUDA graphs: many replays, alternating inputs, with and without programmatic dependent launch."""
 
 from collections.abc import Callable
 

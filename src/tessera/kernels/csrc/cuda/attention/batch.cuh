@@ -1,6 +1,6 @@
 // Sequences of a step as device memory describes them, and finding one's share of the work in them without the host.
 #pragma once
-#include "common/reduce.cuh"
+#include "common/base.cuh"
 
 namespace tessera {
 
@@ -17,21 +17,20 @@ struct Share {
   int offset;  // units between the sequence's first and this one
 };
 
-// Sum of weight(s) over all sequences, for every thread of a block. `scratch`: kThreads / 32 ints of shared memory.
+// Work in units of which sequence s has weight(s), all sequences' in one line. Made by a whole block; kThreads / 32
+// ints of shared memory are `scratch`.
 template <int kThreads, class Weight>
-TESSERA_DEVICE int total_units(Weight weight, int seqs, i32* scratch) {
-  i32 sum = 0;
-  for (int s = threadIdx.x; s < seqs; s += kThreads) sum += weight(s);
-  return block_reduce<kThreads>(sum, Sum{}, scratch);
-}
+struct Line {
+  static constexpr int kWarps = kThreads / kWarp;
+  Weight weight;
+  int seqs;
+  i32* scratch;
 
-// The sequence that holds unit `unit`, where sequence s has weight(s) of them, in order. The unit must exist.
-// `scratch`: kThreads / 32 ints of shared memory; `found`: one Share.
-template <int kThreads, class Weight>
-TESSERA_DEVICE Share locate_unit(Weight weight, int seqs, int unit, i32* scratch, Share* found) {
-  constexpr int kWarps = kThreads / kWarp;
-  int before = 0;
-  for (int first = 0; first < seqs && before <= unit; first += kThreads) {
+  // Units before thread i's sequence (first + i) and through it, and in the whole chunk of kThreads sequences.
+  struct Chunk {
+    int begin, end, total;
+  };
+  TESSERA_DEVICE Chunk scan(int first) const {
     const int s = first + threadIdx.x;
     const int mine = s < seqs ? weight(s) : 0;
     int end = mine;
@@ -43,17 +42,40 @@ TESSERA_DEVICE Share locate_unit(Weight weight, int seqs, int unit, i32* scratch
     __syncthreads();
     if (lane_id() == kWarp - 1) scratch[threadIdx.x / kWarp] = end;
     __syncthreads();
-    int chunk = 0;
+    int total = 0;
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) {
-      if (w == threadIdx.x / kWarp) end += before + chunk;
-      chunk += scratch[w];
+      if (w == threadIdx.x / kWarp) end += total;
+      total += scratch[w];
     }
-    if (end - mine <= unit && unit < end) *found = {s, unit - (end - mine)};
-    before += chunk;
+    return {end - mine, end, total};
   }
-  __syncthreads();
-  return *found;
+
+  // All units, and the share of unit choose(all), both for every thread; the share is in shared memory. A unit that
+  // does not exist has none. A batch of at most kThreads sequences is read once.
+  template <class Choose>
+  TESSERA_DEVICE int locate(Choose choose, Share* share) const {
+    Chunk chunk = scan(0);
+    int total = chunk.total;
+    for (int first = kThreads; first < seqs; first += kThreads) total += scan(first).total;
+    const int unit = choose(total);
+    int before = 0;
+    for (int first = 0;;) {
+      if (before + chunk.begin <= unit && unit < before + chunk.end)
+        *share = {static_cast<int>(first + threadIdx.x), unit - before - chunk.begin};
+      before += chunk.total;
+      first += kThreads;
+      if (first >= seqs || before > unit) break;
+      chunk = scan(first);
+    }
+    __syncthreads();
+    return total;
+  }
+};
+
+template <int kThreads, class Weight>
+TESSERA_DEVICE Line<kThreads, Weight> line_of(Weight weight, int seqs, i32* scratch) {
+  return {weight, seqs, scratch};
 }
 
 }  // namespace tessera

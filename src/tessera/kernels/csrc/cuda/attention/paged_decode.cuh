@@ -11,6 +11,7 @@
 #include "attention/ring.cuh"
 #include "common/matrix.cuh"
 #include "common/mma.cuh"
+#include "common/reduce.cuh"
 #include "elementwise/dependency.cuh"
 
 namespace tessera {
@@ -363,11 +364,13 @@ __global__ void __launch_bounds__(D::kThreads)
     u32* to = reinterpret_cast<u32*>(out + static_cast<i64>(cu_seqlens[s]) * width);
     for (int i = threadIdx.x; i < width / 2; i += D::kThreads) to[i] = 0;
   }
-  const int units = total_units<D::kThreads>(weight, seqs, scratch);
-  const int pieces = min(static_cast<int>(gridDim.x), units);
+  const auto pieces_of = [&](int units) { return min(static_cast<int>(gridDim.x), units); };
+  const int units = line_of<D::kThreads>(weight, seqs, scratch).locate(
+      [&](int all) { return piece_start(blockIdx.x, max(all, 1), max(pieces_of(all), 1)); }, &share);
+  const int pieces = pieces_of(units);
   if (blockIdx.x >= pieces) return;
   const int begin = piece_start(blockIdx.x, units, pieces), end = piece_start(blockIdx.x + 1, units, pieces);
-  const Share start = locate_unit<D::kThreads>(weight, seqs, begin, scratch, &share);
+  const Share start = share;
   const int context = context_lens[start.seq], pages = div_up(context, P::kTokens);
   const Segment<P> at = {start.seq, start.offset / pages, start.offset % pages, context};
   if (warp_id() == D::kWarps) {

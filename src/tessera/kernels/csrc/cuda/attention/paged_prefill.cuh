@@ -10,6 +10,7 @@
 #include "attention/ring.cuh"
 #include "common/matrix.cuh"
 #include "common/mma.cuh"
+#include "common/reduce.cuh"
 #include "elementwise/dependency.cuh"
 
 namespace tessera {
@@ -206,8 +207,9 @@ __global__ void __launch_bounds__(F::kThreads, 1)
   const PrefillArgs args = {{cu_seqlens, context_lens, seqs}, block_tables, table_stride, kv_heads, group, scale_log2};
   const auto tiles = [&](int s) { return div_up(prefill_tokens(args.batch, s) * group, F::kRows); };
   const auto weight = [&](int s) { return tiles(s) * kv_heads; };
-  if (static_cast<int>(blockIdx.x) >= total_units<F::kThreads>(weight, seqs, scratch)) return;
-  const Share at = locate_unit<F::kThreads>(weight, seqs, blockIdx.x, scratch, &share);
+  const int unit = blockIdx.x;
+  if (unit >= line_of<F::kThreads>(weight, seqs, scratch).locate([=](int) { return unit; }, &share)) return;
+  const Share at = share;
   const int tokens = args.batch.query_len(at.seq);
   Tile tile;
   tile.seq = at.seq;

@@ -45,8 +45,27 @@ struct RowView {
   int vocab;
   float best, temperature;
 
-  // Bits of the weight of token i: they order as weights do.
-  TESSERA_DEVICE u32 key(int i) const { return __float_as_uint(expf(__fdiv_rn(logits[i] - best, temperature))); }
+  // Bits of the weight of a token: they order as weights do.
+  TESSERA_DEVICE u32 key(float logit) const { return __float_as_uint(expf(__fdiv_rn(logit - best, temperature))); }
+
+  // f(id, logit) for ids begin + lane, + stride, ... below end. Loads run ahead of uses, whatever f does to memory.
+  template <class F>
+  TESSERA_DEVICE void each_logit(int begin, int end, int lane, int stride, F f) const {
+    constexpr int kAhead = 16;
+    for (int first = begin + lane; first < end; first += kAhead * stride) {
+      float x[kAhead];
+#pragma unroll
+      for (int j = 0; j < kAhead; ++j) x[j] = first + j * stride < end ? logits[first + j * stride] : 0;
+#pragma unroll
+      for (int j = 0; j < kAhead; ++j)
+        if (first + j * stride < end) f(first + j * stride, x[j]);
+    }
+  }
+  // f(id, key) for this thread's part of the whole row.
+  template <class F>
+  TESSERA_DEVICE void each_key(F f) const {
+    each_logit(0, vocab, threadIdx.x, kSampleThreads, [&](int i, float x) { f(i, key(x)); });
+  }
 };
 
 // Order-preserving map of floats to unsigned integers; NaN of either sign comes out on top.
@@ -56,14 +75,14 @@ TESSERA_DEVICE u32 ordered(float x) {
   return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
-// First id of the largest logit and that logit, NaN counting as the largest.
-TESSERA_DEVICE int find_best(const float* logits, int vocab, RowScratch& s, u32* best_key) {
+// First id of the largest logit and that logit's `ordered`, NaN counting as the largest.
+TESSERA_DEVICE int find_best(const RowView& row, RowScratch& s, u32* best_key) {
   u32 key = 0;
-  int id = vocab;
-  for (int i = threadIdx.x; i < vocab; i += kSampleThreads) {
-    const u32 mine = ordered(logits[i]);
-    if (mine > key || id == vocab) key = mine, id = i;
-  }
+  int id = row.vocab;
+  row.each_logit(0, row.vocab, threadIdx.x, kSampleThreads, [&](int i, float x) {
+    const u32 mine = ordered(x);
+    if (mine > key) key = mine, id = i;
+  });
   const auto merge = [&](u32 other_key, int other_id) {
     if (other_key > key || (other_key == key && other_id < id)) key = other_key, id = other_id;
   };
@@ -126,16 +145,15 @@ TESSERA_DEVICE Descent descend(const RowView& row, RowScratch& s, u64 target, u3
     const u32 bins = level == 2 ? 1024 : kBins;
     for (int i = threadIdx.x; i < kBins; i += kSampleThreads) s.mass[i] = 0, s.count[i] = 0;
     __syncthreads();
-    for (int i = threadIdx.x; i < row.vocab; i += kSampleThreads) {
-      const u32 key = row.key(i);
-      if (key < lowest || (key & known) != d.key) continue;
+    row.each_key([&](int, u32 key) {
+      if (key < lowest || (key & known) != d.key) return;
       const u32 bin = (key >> shift) & (bins - 1);
       if constexpr (kByMass) {
         atomicAdd(&s.mass[bin], mass_of(key));
       } else {
         atomicAdd(&s.count[bin], 1u);
       }
-    }
+    });
     __syncthreads();
     if (threadIdx.x < kWarp) find_bin<kByMass>(s, target);
     __syncthreads();
@@ -150,10 +168,7 @@ TESSERA_DEVICE Descent descend(const RowView& row, RowScratch& s, u64 target, u3
 
 TESSERA_DEVICE u64 kept_mass(const RowView& row, RowScratch& s, Threshold keep) {
   u64 mass = 0;
-  for (int i = threadIdx.x; i < row.vocab; i += kSampleThreads) {
-    const u32 key = row.key(i);
-    if (key > keep.key) mass += mass_of(key);
-  }
+  row.each_key([&](int, u32 key) { mass += key > keep.key ? mass_of(key) : 0; });
   return block_reduce<kSampleThreads>(mass, Sum{}, s.warp_mass) + keep.ties * mass_of(keep.key);
 }
 
@@ -177,50 +192,65 @@ TESSERA_DEVICE Threshold keep_top_p(const RowView& row, RowScratch& s, Threshold
   return {d.key, static_cast<u32>((target - d.above + each - 1) / each)};
 }
 
-// The first id whose cumulative kept mass exceeds u * total.
-TESSERA_DEVICE void draw(const RowView& row, RowScratch& s, Threshold keep, double u) {
-  const int warp = threadIdx.x / kWarp;
-  const int stretch = round_up(div_up(row.vocab, kSampleWarps), kWarp);
-  const int begin = warp * stretch, end = min(begin + stretch, row.vocab);
-  const u64 tie_mass = mass_of(keep.key);
+// What lies before a range of ids: kept mass, and tokens that weigh exactly the threshold.
+struct Before {
+  u64 mass;
+  u32 ties;
+};
+
+// Narrows [begin, end) to the 32nd part of it that holds the token at which the kept mass exceeds the target,
+// which is u * total where the range is the whole row. Every thread returns the same.
+TESSERA_DEVICE void narrow(const RowView& row, RowScratch& s, Threshold keep, double u, u64* target, int* begin,
+                           int* end, Before* before) {
+  const int warp = threadIdx.x / kWarp, lane = lane_id();
+  const int part = div_up(*end - *begin, kSampleWarps);
+  const int from = min(*begin + warp * part, *end);
   u64 above = 0;
   u32 ties = 0;
-  for (int i = begin + lane_id(); i < end; i += kWarp) {
-    const u32 key = row.key(i);
-    if (key > keep.key) above += mass_of(key);
+  row.each_logit(from, min(from + part, *end), lane, kWarp, [&](int, float x) {
+    const u32 key = row.key(x);
+    above += key > keep.key ? mass_of(key) : 0;
     ties += key == keep.key;
-  }
+  });
   above = warp_reduce(above, Sum{});
   ties = warp_reduce(ties, Sum{});
-  if (lane_id() == 0) s.warp_mass[warp] = above, s.warp_count[warp] = ties;
   __syncthreads();
-  // Every warp scans the stretches and learns whether the token is in its own.
-  const u32 ties_end = warp_scan(s.warp_count[lane_id()]);
-  const u32 kept_ties = min(ties_end, keep.ties) - min(ties_end - s.warp_count[lane_id()], keep.ties);
-  const u64 mine = s.warp_mass[lane_id()] + kept_ties * tie_mass;
-  const u64 mass_end = warp_scan(mine);
+  if (lane == 0) s.warp_mass[warp] = above, s.warp_count[warp] = ties;
+  __syncthreads();
+  const u32 ties_end = before->ties + warp_scan(s.warp_count[lane]), ties_begin = ties_end - s.warp_count[lane];
+  const u64 mine = s.warp_mass[lane] + (min(ties_end, keep.ties) - min(ties_begin, keep.ties)) * mass_of(keep.key);
+  const u64 mass_end = before->mass + warp_scan(mine);
   const u64 total = __shfl_sync(0xffffffffu, mass_end, kWarp - 1);
-  const u64 target = static_cast<u64>(u * static_cast<double>(total));
-  const u64 before = __shfl_sync(0xffffffffu, mass_end - mine, warp);
-  const u64 after = __shfl_sync(0xffffffffu, mass_end, warp);
-  if (!(before <= target && target < after)) return;
+  if (*begin == 0 && *end == row.vocab) *target = static_cast<u64>(u * static_cast<double>(total));
+  const int chosen = __ffs(__ballot_sync(0xffffffffu, mass_end > *target)) - 1;
+  before->mass = __shfl_sync(0xffffffffu, mass_end - mine, chosen);
+  before->ties = __shfl_sync(0xffffffffu, ties_begin, chosen);
+  *begin += chosen * part;
+  *end = min(*begin + part, *end);
+}
 
-  u64 sum = before;
-  u32 seen = __shfl_sync(0xffffffffu, ties_end - s.warp_count[lane_id()], warp);
+// The first id whose cumulative kept mass exceeds u * total. One warp finds it in the end.
+TESSERA_DEVICE void draw(const RowView& row, RowScratch& s, Threshold keep, double u) {
+  int begin = 0, end = row.vocab;
+  u64 target = 0;
+  Before before = {0, 0};
+  do narrow(row, s, keep, u, &target, &begin, &end, &before);
+  while (end - begin > 4 * kWarp);
+  if (threadIdx.x >= kWarp) return;
   for (int first = begin; first < end; first += kWarp) {
     const int i = first + lane_id();
-    const u32 key = i < end ? row.key(i) : 0;
+    const u32 key = i < end ? row.key(row.logits[i]) : 0;
     const bool tie = i < end && key == keep.key;
-    const u32 rank = seen + warp_scan(static_cast<u32>(tie));
+    const u32 rank = before.ties + warp_scan(static_cast<u32>(tie));
     const u64 mass = i < end && (key > keep.key || (tie && rank <= keep.ties)) ? mass_of(key) : 0;
-    const u64 reached = sum + warp_scan(mass);
+    const u64 reached = before.mass + warp_scan(mass);
     const u32 hit = __ballot_sync(0xffffffffu, reached > target);
     if (hit) {
       if (lane_id() == __ffs(hit) - 1) s.token = i;
       return;
     }
-    sum = __shfl_sync(0xffffffffu, reached, kWarp - 1);
-    seen = __shfl_sync(0xffffffffu, rank, kWarp - 1);
+    before.mass = __shfl_sync(0xffffffffu, reached, kWarp - 1);
+    before.ties = __shfl_sync(0xffffffffu, rank, kWarp - 1);
   }
 }
 
@@ -232,7 +262,7 @@ __global__ void __launch_bounds__(kSampleThreads, 1)
   RowView row = {logits + static_cast<i64>(blockIdx.x) * vocab, vocab, 0, 0};
   const SampleRow params = draws[blockIdx.x];
   u32 best_key;
-  const int best = find_best(row.logits, vocab, s, &best_key);
+  const int best = find_best(row, s, &best_key);
   row.best = row.logits[best];
   if (!(fabsf(row.best) < __int_as_float(0x7f800000)) || params.temperature == 0) {
     const bool finite = fabsf(row.best) < __int_as_float(0x7f800000);
