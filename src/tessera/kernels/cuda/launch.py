@@ -24,9 +24,12 @@ log = logging.getLogger(__name__)
 SYNC_LAUNCH = os.environ.get("TESSERA_SYNC_LAUNCH") == "1"
 _DEFAULT_SMEM = 48 * 1024
 _INVALID_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
+_NUMBERS = (int, float)
+_MAX_SHAPES = 4096  # launch configurations kept a kernel
 _CODES = {"P": "pointer", "i": "int32", "I": "uint32", "q": "int64", "f": "float32"}
 # CUlaunchConfig: grid, block, shared bytes; stream; attributes and their count
 _CONFIG = struct.Struct("@7IPPI4x")
+_STREAM, _STREAM_OFFSET = struct.Struct("@P"), struct.calcsize("@7I0P")
 # CUlaunchAttribute: id, value
 _ATTRIBUTE = struct.Struct("@I4x64s")
 
@@ -49,17 +52,14 @@ class Kernel:
         self.signature = signature
         self.max_smem = max_smem
         self._functions: dict[int, ctypes.c_void_p] = {}
+        self._configs: dict[tuple[Any, ...], ctypes.Array[ctypes.c_char]] = {}
         self._lock = threading.Lock()
-        self._pack = struct.Struct("@" + signature)
-        self._pointers = [k for k, code in enumerate(signature) if code == "P"]
+        self._layout = struct.Struct("@" + signature)
         # "0X" pads up to the alignment of X, which gives the offset that a C struct would have.
         self._offsets = [struct.calcsize(f"@{signature[:k]}0{code}") for k, code in enumerate(signature)]
-        self._args = ctypes.create_string_buffer(max(self._pack.size, 1))
+        self._args = ctypes.create_string_buffer(max(self._layout.size, 1))
         base = ctypes.addressof(self._args)
         self._params = (ctypes.c_void_p * max(len(signature), 1))(*[base + o for o in self._offsets])
-        self._config = ctypes.create_string_buffer(_CONFIG.size)
-        self._config_address = ctypes.addressof(self._config)
-        self._params_address = ctypes.addressof(self._params)
 
     def __repr__(self) -> str:
         return f"Kernel({self.inst.header}, {self.inst.expression})"
@@ -82,35 +82,35 @@ class Kernel:
 
         Raises TypeError (arguments), CaptureCompileError, LaunchError and whatever compiling raises.
         """
-        import torch
-
-        index = torch._C._cuda_getDevice()
+        current_device, current_stream, launch = _runtime()
+        index = current_device()
         function = self._functions.get(index) or self._load(index)
-        stream = torch._C._cuda_getCurrentRawStream(index)
-        gx, gy, gz = grid if type(grid) is tuple else (grid, 1, 1)
-        bx, by, bz = block if type(block) is tuple else (block, 1, 1)
-        values = list(args)
-        attributes, count = _attributes(pdl, cluster) if pdl or cluster else (0, 0)
+        stream = current_stream(index)
+        shape = (grid, block, smem, pdl, cluster)
         with self._lock:
+            config = self._configs.get(shape)
             try:
-                for k in self._pointers:
-                    if type(values[k]) is not int:
-                        values[k] = _address(values[k])
-                self._pack.pack_into(self._args, 0, *values)
-            except (AttributeError, IndexError, TypeError, struct.error) as error:
-                raise self._wrong_arguments(args, error) from error
-            _CONFIG.pack_into(self._config, 0, gx, gy, gz, bx, by, bz, smem, stream, attributes, count)
-            launch = driver.lib().cuLaunchKernelEx
-            status = launch(self._config_address, function, self._params_address, None)
+                if config is None:  # the arguments are examined once for each new shape of launch
+                    self._examine(args)
+                    if len(self._configs) == _MAX_SHAPES:
+                        self._configs.clear()
+                    config = self._configs[shape] = _config(*shape)
+                values = [a if isinstance(a, _NUMBERS) else a.data_ptr() for a in args]
+                self._layout.pack_into(self._args, 0, *values)
+            except (AttributeError, struct.error) as error:
+                self._examine(args)
+                raise TypeError(f"{self.inst.expression}: {error}") from error
+            _STREAM.pack_into(config, _STREAM_OFFSET, stream)
+            status = launch(config, function, self._params, None)
             if status == _INVALID_CONTEXT:
                 driver.ensure_context(index)
-                status = launch(self._config_address, function, self._params_address, None)
-        if SYNC_LAUNCH and not status and not torch.cuda.is_current_stream_capturing():
-            status = driver.synchronize(stream)
+                status = launch(config, function, self._params, None)
+        if SYNC_LAUNCH and not status:
+            status = _synchronize(stream)
         if status:
             raise LaunchError(
-                f"{self.inst.expression} with grid {(gx, gy, gz)}, block {(bx, by, bz)}, {smem} bytes of "
-                f"shared memory (limit {max(self.max_smem, _DEFAULT_SMEM)}), cluster {cluster}, pdl {pdl}: "
+                f"{self.inst.expression} with grid {_dim(grid)}, block {_dim(block)}, {smem} bytes of shared "
+                f"memory (limit {max(self.max_smem, _DEFAULT_SMEM)}), cluster {cluster}, pdl {pdl}: "
                 f"{driver.error_text(status)}"
             )
 
@@ -170,21 +170,21 @@ class Kernel:
                 f"{expected}, but its parameters are {layout}"
             )
 
-    def _wrong_arguments(self, args: tuple[Any, ...], error: Exception) -> TypeError:
-        if len(args) != len(self.signature):
-            return TypeError(
-                f"{self.inst.expression} takes {len(self.signature)} arguments ({self.signature}), "
-                f"got {len(args)}"
-            )
-        for k, (code, value) in enumerate(zip(self.signature, args, strict=True)):
+    def _examine(self, args: tuple[Any, ...]) -> None:
+        """Raises TypeError for the first argument that does not fit the signature."""
+        name, signature = self.inst.expression, self.signature
+        if len(args) != len(signature):
+            raise TypeError(f"{name} takes {len(signature)} arguments ({signature}), got {len(args)}")
+        for k, (code, value) in enumerate(zip(signature, args, strict=True)):
             try:
-                struct.pack(code, value if code != "P" or type(value) is int else _address(value))
-            except (AttributeError, TypeError, struct.error) as reason:
-                shown = f"{type(value).__name__} {value!r}" if isinstance(value, int | float) else type(value)
-                return TypeError(
-                    f"{self.inst.expression}: argument {k} must be a {_CODES[code]}, got {shown} ({reason})"
-                )
-        return TypeError(f"{self.inst.expression}: {error}")
+                if code == "P" and not isinstance(value, int) and not value.is_cuda:
+                    raise TypeError(f"the tensor is on {value.device}")
+                struct.pack(code, value.data_ptr() if code == "P" and not isinstance(value, int) else value)
+            except (AttributeError, TypeError, struct.error) as error:
+                shown = f"{type(value).__name__}{f' {value}' if isinstance(value, _NUMBERS) else ''}"
+                raise TypeError(
+                    f"{name}: argument {k} must be a {_CODES[code]}, got {shown} ({error})"
+                ) from error
 
     def _dump(self, compiled: CompiledKernel) -> None:
         if directory := os.environ.get("TESSERA_DUMP_SASS"):
@@ -227,11 +227,33 @@ def prepare(kernels: Iterable[Kernel]) -> None:
         fn._load(index, compiled)
 
 
-def _address(value: Any) -> int:
-    """Device address of a CUDA tensor."""
-    if not value.is_cuda:
-        raise TypeError(f"the tensor is on {value.device}, not on a CUDA device")
-    return int(value.data_ptr())
+@cache
+def _runtime() -> tuple[Any, Any, Any]:
+    """(current device, raw current stream of a device, driver launch) as functions; looked up once."""
+    import torch
+
+    return torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream, driver.lib().cuLaunchKernelEx
+
+
+def _dim(size: Dim) -> tuple[int, int, int]:
+    return size if isinstance(size, tuple) else (size, 1, 1)
+
+
+def _config(
+    grid: Dim, block: Dim, smem: int, pdl: bool, cluster: tuple[int, int, int] | None
+) -> "ctypes.Array[ctypes.c_char]":
+    """A CUlaunchConfig with its stream left open."""
+    attributes, count = _attributes(pdl, cluster)
+    buffer = ctypes.create_string_buffer(_CONFIG.size)
+    _CONFIG.pack_into(buffer, 0, *_dim(grid), *_dim(block), smem, 0, attributes, count)
+    return buffer
+
+
+def _synchronize(stream: int) -> int:
+    """CUresult of waiting for `stream`, which a capture does not allow."""
+    import torch
+
+    return 0 if torch.cuda.is_current_stream_capturing() else driver.synchronize(stream)
 
 
 @cache
@@ -242,6 +264,8 @@ def _attributes(pdl: bool, cluster: tuple[int, int, int] | None) -> tuple[int, i
         records.append(_ATTRIBUTE.pack(driver.LAUNCH_CLUSTER_DIMENSION, struct.pack("@3I", *cluster)))
     if pdl:
         records.append(_ATTRIBUTE.pack(driver.LAUNCH_PROGRAMMATIC_STREAM_SERIALIZATION, struct.pack("@i", 1)))
+    if not records:
+        return 0, 0
     buffer = ctypes.create_string_buffer(b"".join(records))
     _attribute_arrays.append(buffer)
     return ctypes.addressof(buffer), len(records)
