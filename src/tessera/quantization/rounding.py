@@ -1,0 +1,70 @@
+"""One linear layer's weights to codes: to nearest, or by GPTQ on searched ranges."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from tessera.numerics import QTensor, code_dtype, encode, fit, levels_of
+from tessera.numerics.fit import Params
+from tessera.quantization.linalg import inverse_factor
+from tessera.quantization.ranges import search_ranges
+from tessera.quantization.round_gptq import activation_order, gptq_codes
+from tessera.spec import Chain, Qtile
+
+DAMP: Final = 0.01
+"""Fraction of mean(diag H) added to the diagonal (Frantar et al. 2022, section 3.3)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rounded:
+    """Quantized weights, with what it took: damping used (0 where none was needed), and a note if GPTQ had to
+    fall back on more precision, more damping, or rounding to nearest.
+    """
+
+    weight: QTensor
+    damp: float = 0.0
+    note: str = ""
+
+
+def round_nearest(weight: Tensor, hessian: Tensor, chain: Chain) -> Rounded:
+    """Round to nearest over whole ranges; the Hessian is not looked at."""
+    return Rounded(_nearest(weight, chain, fit(weight, chain)))
+
+
+def round_gptq(weight: Tensor, hessian: Tensor, chain: Chain) -> Rounded:
+    """GPTQ over ranges searched for the output. Without a usable Hessian it rounds to nearest and says so."""
+    params = search_ranges(weight, hessian, chain)
+    order = activation_order(hessian)
+    factor = inverse_factor(hessian[order][:, order], DAMP)
+    if factor is None:
+        return Rounded(_nearest(weight, chain, fit(weight, chain)), note="no usable Hessian: nearest")
+    grid = levels_of(chain, params).spread(chain.steps[0].pattern, tuple(weight.shape))
+    codes = gptq_codes(weight, grid, factor, order).to(code_dtype(chain.codes))
+    tile = Qtile(tuple(weight.shape), chain)
+    return Rounded(QTensor(tile, codes, params), factor.damp, factor.note)
+
+
+def _nearest(weight: Tensor, chain: Chain, params: Params) -> QTensor:
+    return QTensor(Qtile(tuple(weight.shape), chain), encode(weight, chain, params), params)
+
+
+Rounding = Callable[[Tensor, Tensor, Chain], Rounded]
+"""(weight float32 [N, K], hessian float32 [K, K], chain) -> Rounded."""
+
+ROUNDINGS: Final[dict[str, Rounding]] = {"rtn": round_nearest, "gptq": round_gptq, "qoq": round_gptq}
+"""By algorithm of the recipe."""
+
+
+def relative_error(weight: Tensor, rounded: QTensor, hessian: Tensor) -> float:
+    """Root of the layer's squared output error over its squared output, on the calibration inputs."""
+    error = weight - rounded.dequantize()
+    norm = float(((weight @ hessian) * weight).sum())
+    return (float(((error @ hessian) * error).sum()) / norm) ** 0.5 if norm > 0 else 0.0
+
+
+def weight_error(weight: Tensor, rounded: QTensor) -> float:
+    """Relative Frobenius error of the weights."""
+    return float(torch.linalg.norm(weight - rounded.dequantize()) / weight.norm().clamp(min=1e-30))
