@@ -1,4 +1,4 @@
-"""A decoder block as the passes see it, and a walk through it that stops before each group of linear layers."""
+"""A decoder block as the passes see it, and a walk through it that stops before its linear layers."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -12,6 +12,7 @@ from tessera.layers.reference import FloatWeights, ReferenceLayers
 from tessera.layers.types import LinearLayer
 from tessera.models.llama import LlamaBlock
 from tessera.numerics import QTensor, plain
+from tessera.quantization.chunks import row_chunks
 from tessera.spec import A32, Chain, ModelConfig, Recipe
 
 STAGES: Final = {
@@ -89,8 +90,10 @@ class RoundedBlock:
 
 
 def walk(block: LlamaBlock, hidden: Tensor, meta: AttentionMetadata) -> Iterator[tuple[str, Tensor]]:
-    """Run `block` on the residual stream `hidden` float32 [T, H]; yields (stage, its input [T, K]) before the
-    stage's layers run, so that they can be replaced, and at the end ("", the residual stream after the block).
+    """Run `block` on the residual stream `hidden` float32 [T, H].
+
+    Yields (stage, its input [T, K]) before the stage's layers run, so that they can be replaced, and at the
+    end ("", the residual stream after the block).
     """
     yield "qkv", (x := _rows(lambda rows: block.input_norm(rows, None)[0], hidden))
     x = block.attention(_rows(block.qkv, x), None, meta)
@@ -102,5 +105,5 @@ def walk(block: LlamaBlock, hidden: Tensor, meta: AttentionMetadata) -> Iterator
 
 
 def _rows(layer: Callable[..., object], x: Tensor) -> Tensor:
-    parts = [layer(rows) for rows in x.split(ROWS)]
+    parts = [layer(rows) for rows in row_chunks(x, ROWS)]
     return torch.cat([part for part in parts if isinstance(part, Tensor)])

@@ -18,12 +18,12 @@ def calibration_text(path: Path | None) -> str:
             return source.read_bytes().decode("utf-8")
         return path.read_bytes().decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise CalibrationError(f"calibration text {path} cannot be read: {error}", param="calibration") from error
+        raise CalibrationError(
+            f"calibration text {path} cannot be read: {error}", param="calibration"
+        ) from error
 
 
-def calibration_windows(
-    text: str, tokenizer: Tokenizer, samples: int, length: int, seed: int
-) -> Tensor:
+def calibration_windows(text: str, tokenizer: Tokenizer, samples: int, length: int, seed: int) -> Tensor:
     """`samples` windows of `length` tokens, int64 [samples, length], cut from the text without overlap.
 
     Where the text has more windows than asked for, `seed` picks which. Raises CalibrationError where it has

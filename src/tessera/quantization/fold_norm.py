@@ -4,16 +4,18 @@ The final norm is left alone: its layer is the head, and where that is tied to t
 change the embedding.
 """
 
+from collections.abc import Mapping
 from typing import Final
 
 import torch
+from torch import Tensor
 
 from tessera.quantization.block import STAGES, FloatBlock
 
 NORMS: Final = {"input_layernorm.weight": "qkv", "post_attention_layernorm.weight": "gate_up"}
 
 
-def fold_norm(block: FloatBlock) -> FloatBlock:
+def fold_norm(block: FloatBlock, seen: Mapping[str, Tensor]) -> FloatBlock:
     """W diag(gamma) in every layer that reads the norm, and gamma = 1. Keeps the block's function."""
     changes = {}
     for norm, stage in NORMS.items():

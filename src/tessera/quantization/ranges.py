@@ -7,6 +7,7 @@ from torch import Tensor
 
 from tessera.numerics.fit import Params, fit
 from tessera.numerics.levels import levels_of
+from tessera.quantization.chunks import row_chunks
 from tessera.spec import WHOLE, Chain, Pattern
 
 SHRINKS: Final = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.65, 0.6)
@@ -24,7 +25,7 @@ def search_ranges(weight: Tensor, hessian: Tensor, chain: Chain) -> Params:
     candidates, so by this loss no group does worse than rounding to nearest.
     """
     if len(weight) > ROWS:
-        parts = [_best_shrink(rows, hessian, chain) for rows in weight.split(ROWS)]
+        parts = [_best_shrink(rows, hessian, chain) for rows in row_chunks(weight, ROWS)]
         return fit(weight, chain, torch.cat(parts))
     return fit(weight, chain, _best_shrink(weight, hessian, chain))
 

@@ -1,14 +1,16 @@
 """One linear layer's weights to codes: to nearest, or by GPTQ on searched ranges."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from tessera.numerics import QTensor, code_dtype, encode, fit, levels_of
+from tessera.numerics import QTensor, ScaleRangeError, code_dtype, encode, fit, levels_of
 from tessera.numerics.fit import Params
+from tessera.quantization.errors import WeightError
 from tessera.quantization.linalg import inverse_factor
 from tessera.quantization.ranges import search_ranges
 from tessera.quantization.round_gptq import activation_order, gptq_codes
@@ -20,11 +22,12 @@ DAMP: Final = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Rounded:
-    """Quantized weights, with what it took: damping used (0 where none was needed), and a note if GPTQ had to
-    fall back on more precision, more damping, or rounding to nearest.
+    """Quantized weights, with what it took: the rounding (nearest, gptq), the damping used (0 for none), and
+    a note if GPTQ had to fall back on more precision, more damping, or rounding to nearest.
     """
 
     weight: QTensor
+    how: str = "nearest"
     damp: float = 0.0
     note: str = ""
 
@@ -44,7 +47,7 @@ def round_gptq(weight: Tensor, hessian: Tensor, chain: Chain) -> Rounded:
     grid = levels_of(chain, params).spread(chain.steps[0].pattern, tuple(weight.shape))
     codes = gptq_codes(weight, grid, factor, order).to(code_dtype(chain.codes))
     tile = Qtile(tuple(weight.shape), chain)
-    return Rounded(QTensor(tile, codes, params), factor.damp, factor.note)
+    return Rounded(QTensor(tile, codes, params), "gptq", factor.damp, factor.note)
 
 
 def _nearest(weight: Tensor, chain: Chain, params: Params) -> QTensor:
@@ -56,6 +59,15 @@ Rounding = Callable[[Tensor, Tensor, Chain], Rounded]
 
 ROUNDINGS: Final[dict[str, Rounding]] = {"rtn": round_nearest, "gptq": round_gptq, "qoq": round_gptq}
 """By algorithm of the recipe."""
+
+
+@contextmanager
+def naming(name: str) -> Iterator[None]:
+    """Failures of storing a weight, with the tensor's name. Raises WeightError."""
+    try:
+        yield
+    except ScaleRangeError as error:
+        raise WeightError(f"{name} cannot be quantized: {error}") from error
 
 
 def relative_error(weight: Tensor, rounded: QTensor, hessian: Tensor) -> float:

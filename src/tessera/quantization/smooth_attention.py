@@ -2,8 +2,8 @@
 
 SmoothAttention (QServe, Lin et al. 2024, section 4.2) divides K by lambda and multiplies Q by it, the same
 lambda for both dimensions i and i + D/2 of a rotary pair, so that it commutes with the rotation. So does
-turning a pair by a fixed angle: as complex numbers, rotary embedding multiplies pair i by exp(i m theta_i), and
-here K is multiplied by c_i = exp(i angle_i) / lambda_i and Q by 1 / conj(c_i); the score Re(q conj(k)) stays.
+turning a pair by a fixed angle: in complex numbers rotary embedding multiplies pair p by exp(i m theta_p);
+here K is multiplied by c_p = exp(i angle_p) / lambda_p and Q by 1 / conj(c_p), and Re(q conj(k)) stays.
 The turn matters because KV4 stores a minimum: slow pairs of K have steady means, and a head whose large
 dimensions all point the same way spans half of one where they oppose. Both fold into the q and k weights.
 

@@ -1,11 +1,14 @@
 """What a layer's inputs look like: the Hessian of its output error."""
 
+from typing import Final
+
 import torch
 from torch import Tensor
 
+from tessera.quantization.chunks import row_chunks
 from tessera.quantization.errors import HessianError
 
-CHUNK: int = 4096
+CHUNK: Final = 4096
 """Rows per matrix product, so that a product's temporaries stay small."""
 
 
@@ -17,14 +20,14 @@ def second_moment(inputs: Tensor, layer: str) -> Tensor:
     """
     width = inputs.shape[1]
     total = torch.zeros(width, width)
-    for chunk in inputs.split(CHUNK):
+    for chunk in row_chunks(inputs, CHUNK):
         total.addmm_(chunk.T, chunk)
     total /= max(1, len(inputs))
     if not torch.isfinite(total.diagonal()).all():
         bad = int((~torch.isfinite(inputs)).any(dim=1).sum())
         raise HessianError(
-            f"inputs of {layer} are NaN or infinite for {bad} of {len(inputs)} calibration tokens: the model's "
-            "own weights or an earlier layer overflow; run `tessera eval MODEL` on the unquantized model"
+            f"inputs of {layer} are NaN or infinite for {bad} of {len(inputs)} calibration tokens: its own "
+            "weights or an earlier layer overflow; run `tessera eval MODEL` on the unquantized model"
         )
     return total
 

@@ -4,21 +4,26 @@ of the calibration tokens, whatever the model's size.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from tessera.formats.base import Checkpoint
+from tessera.formats.base import Checkpoint, check_finite
 from tessera.kernels.types import AttentionMetadata
 from tessera.layers.dense import dense_metadata
-from tessera.numerics import QTensor, quantize_rows
-from tessera.numerics.activation import dequantize_rows
+from tessera.numerics import QTensor, plain
+from tessera.numerics.activation import dequantize_rows, quantize_rows
 from tessera.quantization.block import STAGES, FloatBlock, RoundedBlock, walk
-from tessera.quantization.passes import PASSES, Sample
-from tessera.quantization.report import Module
-from tessera.quantization.rounding import ROUNDINGS, relative_error, round_nearest, weight_error
-from tessera.quantization.stats import second_moment
+from tessera.quantization.chunks import row_chunks
+from tessera.quantization.passes import Sample, transform
+from tessera.quantization.report import Module, stored_as
+from tessera.quantization.rounding import ROUNDINGS, naming, relative_error, round_nearest, weight_error
+from tessera.quantization.stats import CHUNK, second_moment
 from tessera.spec import Recipe
+
+SAMPLE_TOKENS = 4096
+"""Calibration tokens that passes look at (whole sequences, at least one)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,5 +37,94 @@ class Tokens:
     @classmethod
     def embed(cls, table: QTensor, windows: Tensor) -> "Tokens":
         """What the embedding gives for `windows` int64 [samples, length]."""
+        samples, length = windows.shape
         hidden = table.take_rows(windows.flatten()).dequantize()
-        return cls(hidden, dense_metadata([windows.shape[1]] * len(windows)), windows.shape[1])
+        return cls(hidden, dense_metadata([length] * samples), length)
+
+    def sample(self) -> Sample:
+        count = max(1, min(SAMPLE_TOKENS, len(self.hidden)) // self.length)
+        return Sample(self.hidden[: count * self.length], dense_metadata([self.length] * count))
+
+    def moved(self, hidden: Tensor) -> "Tokens":
+        """The same tokens further up the model."""
+        return Tokens(hidden, self.meta, self.length)
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A tensor for the output, with its row in the report."""
+
+    name: str
+    data: QTensor
+    row: Module
+
+
+def written(name: str, data: QTensor, **measured: Any) -> Written:
+    """`measured` are fields of `Module`."""
+    return Written(name, data, stored_as(name, data.tile, **measured))
+
+
+def read_block(source: Checkpoint, index: int) -> FloatBlock:
+    """Block `index` in float32. Raises NonFiniteError naming a tensor with NaN or Inf."""
+    prefix = f"model.layers.{index}."
+    names = [name for name in source.names() if name.startswith(prefix)]
+    tensors = {name.removeprefix(prefix): read_floats(source, name) for name in names}
+    return FloatBlock(source.config, index, tensors)
+
+
+def read_floats(source: Checkpoint, name: str) -> Tensor:
+    """A tensor in float32. Raises NonFiniteError naming it where it has NaN or Inf."""
+    values = source.tensor(name).float()
+    check_finite(str(source.path), name, values)
+    return values
+
+
+@torch.inference_mode()
+def quantize_block(
+    block: FloatBlock, recipe: Recipe, tokens: Tokens, check: bool
+) -> tuple[list[Written], Tokens]:
+    """The block's tensors as the recipe stores them, and the tokens after the quantized block.
+
+    Layers are rounded in the order they run, each on inputs that come from those already rounded, with int8
+    activations and KV4 where the recipe has them: what the layer will meet when it serves.
+    """
+    block = transform(block, recipe.algorithm, tokens.sample(), check)
+    state = RoundedBlock(block, recipe)
+    running = state.runnable()
+    rows: list[Written] = []
+    for stage, x in walk(running, tokens.hidden, tokens.meta):
+        if not stage:
+            tokens = tokens.moved(x)
+            continue
+        for item in round_stage(state, stage, x):
+            state.rounded[item.name] = item.data
+            rows.append(item)
+        setattr(running, stage, state.linear(stage))
+    floats = {name: t for name, t in block.canonical().items() if name not in state.rounded}
+    return rows + [written(name, plain(tensor)) for name, tensor in floats.items()], tokens
+
+
+def round_stage(state: RoundedBlock, stage: str, x: Tensor) -> Iterator[Written]:
+    """Every layer of a stage on its common input `x` float32 [T, K]."""
+    recipe, prefix = state.recipe, state.source.prefix
+    hessian = second_moment(x if recipe.activation_bits == 16 else _int8(x), prefix + STAGES[stage][0])
+    chain = recipe.weight_chain()
+    for layer in STAGES[stage]:
+        weight, name = state.source.tensors[f"{layer}.weight"], f"{prefix}{layer}.weight"
+        with naming(name):
+            chosen = ROUNDINGS[recipe.algorithm](weight, hessian, chain)
+            nearest = round_nearest(weight, hessian, chain)
+        yield written(
+            name,
+            chosen.weight,
+            rounding=chosen.how,
+            weight_error=weight_error(weight, chosen.weight),
+            nearest_error=relative_error(weight, nearest.weight, hessian),
+            error=relative_error(weight, chosen.weight, hessian),
+            damp=chosen.damp,
+            note=chosen.note,
+        )
+
+
+def _int8(x: Tensor) -> Tensor:
+    return torch.cat([dequantize_rows(quantize_rows(rows)) for rows in row_chunks(x, CHUNK)])
