@@ -66,7 +66,7 @@ def draw_token(logits: Floats, draw: Draw) -> int:
     if sampling.top_k or sampling.top_p < 1:
         kept = keep_best(weights, sampling.top_k, sampling.top_p)
         weights = weights[kept]
-    cumulative = weights.cumsum(dtype=np.float64)
+    cumulative = weights.astype(np.float64).cumsum()
     # The first whose cumulative weight exceeds the target; its own weight is therefore above zero.
     target = uniform(draw.seed, draw.position) * cumulative[-1]
     index = int(cumulative.searchsorted(target, side="right"))
