@@ -79,7 +79,8 @@ def _probes(service: Service) -> APIRouter:
 
     @router.get("/metrics")
     async def prometheus() -> Response:
-        text = metrics.exposition(service.engine.metrics, service.refused)
+        kernels = service.engine.core.info.kernel_ids
+        text = metrics.exposition(service.engine.metrics, service.refused, kernels)
         return Response(text, media_type=metrics.CONTENT_TYPE)
 
     @router.get("/version")
