@@ -157,7 +157,7 @@ def _api(service: Service) -> APIRouter:
     @router.post("/detokenize")
     async def detokenize(body: DetokenizeRequest) -> Text:
         service.check_model(body.model)
-        return Text(prompt=service.decode(body.tokens))
+        return Text(prompt=await service.decode(body.tokens))
 
     return router
 
