@@ -22,6 +22,10 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+# Every instantiation of every CUDA template, which takes minutes; the suite compiles a sample. No GPU needed.
+test-kernels: $(VENV)/.dev
+	TESSERA_ALL_TEMPLATES=1 $(BIN)/python -m pytest tests/kernels
+
 test-gpu: $(VENV)/.dev
 	$(BIN)/python -m pytest -m gpu
 

@@ -90,6 +90,8 @@ def test_version_says_what_runs(server, model):
     assert running["kernels"]
     assert running["weight_bytes"] > 0
     assert running["cache_bytes"] > 0
+    metrics = httpx.get(f"{server}/metrics").text
+    assert all(f'tessera:kernel_info{{kernel="{kernel}"}} 1\n' in metrics for kernel in running["kernels"])
 
 
 def test_sigterm_lets_requests_finish(model):

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import signal
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
 import typer
@@ -112,10 +113,14 @@ def _serve(
         _describe(core.info)
         address = f"http://{config.host}:{sock.getsockname()[1]}"
         console.note(f"serving {config.model_name!r} on {address}/v1 (context {core.max_model_len} tokens)")
-        # uvicorn drains on these signals and then raises them again, when all is done.
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: None)
+            signal.signal(number, _ignore_once)
         asyncio.run(run(make_server(AsyncEngine(core), config), sock))
+
+
+def _ignore_once(number: int, frame: FrameType | None) -> None:
+    """uvicorn drains on a signal and raises it again when all is done. One that comes after that kills."""
+    signal.signal(number, signal.SIG_DFL)
 
 
 def _describe(info: "EngineInfo") -> None:

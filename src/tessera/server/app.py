@@ -79,7 +79,8 @@ def _probes(service: Service) -> APIRouter:
 
     @router.get("/metrics")
     async def prometheus() -> Response:
-        text = metrics.exposition(service.engine.metrics, service.refused)
+        kernels = service.engine.core.info.kernel_ids
+        text = metrics.exposition(service.engine.metrics, service.refused, kernels)
         return Response(text, media_type=metrics.CONTENT_TYPE)
 
     @router.get("/version")
@@ -156,7 +157,7 @@ def _api(service: Service) -> APIRouter:
     @router.post("/detokenize")
     async def detokenize(body: DetokenizeRequest) -> Text:
         service.check_model(body.model)
-        return Text(prompt=service.decode(body.tokens))
+        return Text(prompt=await service.decode(body.tokens))
 
     return router
 

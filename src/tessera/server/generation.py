@@ -18,15 +18,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One sequence: a prompt and how to continue it. Its place in the list of jobs is its choice index."""
+    """One sequence: a prompt, how to continue it, and which of the prompt's `n` choices this is."""
 
     prompt_token_ids: list[int]
     sampling: SamplingParams
+    choice: int
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What one step added to choice `index`."""
+    """What one step added to job `index`."""
 
     index: int
     text: str
@@ -39,12 +40,10 @@ class Choice:
     """A finished choice."""
 
     text: str = ""
-    num_tokens: int = 0
     finish_reason: str = ""
 
     def add(self, event: Event) -> None:
         self.text += event.text
-        self.num_tokens += event.num_tokens
         self.finish_reason = event.finish_reason or ""
 
 
@@ -52,7 +51,7 @@ class Choice:
 class Generation:
     """Running sequences of one HTTP request. `close` must be called, whatever happens.
 
-    Iterating yields events of all choices as they come, until every choice has finished.
+    Iterating yields events of all jobs as they come, until every one has finished.
     """
 
     id: str
@@ -68,10 +67,8 @@ class Generation:
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of the distinct prompts: jobs that share one list (n > 1) count it once."""
-        return sum(
-            len(ids) for ids in {id(job.prompt_token_ids): job.prompt_token_ids for job in self.jobs}.values()
-        )
+        """Tokens of all prompts, each counted once however many choices it has."""
+        return sum(len(job.prompt_token_ids) for job in self.jobs if job.choice == 0)
 
     def submit(self) -> None:
         """Hand every job to the engine. Raises InvalidRequestError where one can never run."""
@@ -90,7 +87,7 @@ class Generation:
             yield event
 
     async def collect(self) -> list[Choice]:
-        """Wait for every choice."""
+        """Wait for every job; what became of each, in order."""
         choices = [Choice() for _ in self.jobs]
         async for event in self:
             choices[event.index].add(event)

@@ -1,6 +1,6 @@
 """/metrics: the engine's counts in the Prometheus text format (version 0.0.4)."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Final
 
@@ -11,8 +11,10 @@ PREFIX: Final = "tessera:"
 _GAUGES: Final = {"num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"}
 
 
-def exposition(metrics: EngineMetrics, refused: int) -> str:
+def exposition(metrics: EngineMetrics, refused: int, kernel_ids: Sequence[str]) -> str:
     """Every field of `metrics`, and `admission_rejections` (requests answered 503, the queue being full).
+
+    `kernel_info` has one series, always 1, per kernel that computes the model.
 
     Counters get the suffix `_total`; `request_success` has one series per finish reason.
     """
@@ -20,6 +22,8 @@ def exposition(metrics: EngineMetrics, refused: int) -> str:
     for field in fields(metrics):
         lines += _series(field.name, getattr(metrics, field.name))
     lines += _series("admission_rejections", refused)
+    lines.append(f"# TYPE {PREFIX}kernel_info gauge")
+    lines += [f'{PREFIX}kernel_info{{kernel="{kernel}"}} 1' for kernel in kernel_ids]
     return "\n".join(lines) + "\n"
 
 

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import socket
-from contextlib import suppress
 from typing import Final
 
 import uvicorn
@@ -81,23 +80,21 @@ async def run(server: DrainingServer, sock: socket.socket) -> None:
     watch = asyncio.create_task(_run_engine(engine, server))
     try:
         await server.serve(sockets=[sock])
-        if watch.done():
-            await watch
     finally:
         watch.cancel()
-        with suppress(asyncio.CancelledError, TesseraError):
-            await watch
+        await asyncio.wait({watch})
         await engine.shutdown()
+    if not watch.cancelled():
+        watch.result()  # raises: it ends by itself only when the engine has failed
 
 
 async def _run_engine(engine: AsyncEngine, server: uvicorn.Server) -> None:
-    """Start the engine and watch it; ends, and makes the server exit, only if it fails."""
+    """Start the engine and watch it. Raises what made it fail, and makes the server exit then."""
     try:
         await engine.start()
         log.info("ready: the self-check has passed")
         while (state := engine.health()).alive:
             await asyncio.sleep(POLL_S)
         raise EngineFailedError(f"the engine stopped: {state.cause}")
-    except TesseraError:
+    finally:
         server.should_exit = True
-        raise

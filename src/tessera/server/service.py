@@ -80,9 +80,9 @@ class Service:
         """Token ids of `text`. Runs in a thread: a long text must not hold up other requests."""
         return await asyncio.to_thread(self.engine.tokenizer.encode, text, add_special_tokens)
 
-    def decode(self, ids: list[int]) -> str:
+    async def decode(self, ids: list[int]) -> str:
         """Text of token ids, special tokens included. Raises InvalidRequestError for unknown ids."""
-        return self.engine.tokenizer.decode(self._checked(ids, "tokens"), skip_special_tokens=False)
+        return await asyncio.to_thread(self.engine.tokenizer.decode, self._checked(ids, "tokens"), False)
 
     async def render(self, messages: Sequence[Message]) -> list[int]:
         """Token ids of a conversation in the model's chat template, ready for the assistant's turn."""
@@ -128,7 +128,7 @@ class Service:
         jobs = []
         for ids in prompts:
             sampling = self._sampling(len(ids), request, default_tokens)
-            jobs += [Job(ids, replace(sampling, seed=_choice_seed(sampling.seed, i))) for i in range(n)]
+            jobs += [Job(ids, replace(sampling, seed=_choice_seed(sampling.seed, i)), i) for i in range(n)]
         return jobs
 
     def _sampling(
