@@ -84,7 +84,7 @@ def rand(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=DTYPE, device="cuda")
 
 
-# ------------------------------------------------------------------------------------------------ row-wise ops
+# ------------------------------------------------------------------------------------ row-wise ops
 def rows_cases(copy: float) -> Iterator[Row]:
     for m in (1, 64, 256, 2048, 8192):
         yield from _norm(m, 4096, copy)
@@ -201,8 +201,8 @@ def decode_cases(copy: float, dim: int = 128) -> Iterator[Row]:
         launches = [_call(bound.attend, q, cache, meta) for cache in caches] * max(1, 8 // copies)
         us = replay_us(launches)
         row = bandwidth_row(
-            "tessera", us, nbytes, copy, op="decode_attention", q_heads=heads, kv_heads=kv_heads, head_dim=dim,
-            batch=batch, context=context,
+            "tessera", us, nbytes, copy, op="decode_attention", q_heads=heads, kv_heads=kv_heads,
+            head_dim=dim, batch=batch, context=context,
         )  # fmt: skip
         fa3 = FA3_US.get((heads, kv_heads, batch, context))
         yield {**row, "fa3_us": fa3, "fa3_ratio": round(fa3 / us, 3)} if fa3 else row

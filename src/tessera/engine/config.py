@@ -8,6 +8,8 @@ from tessera.engine.errors import CacheMemoryError, EngineConfigError
 
 MIN_MODEL_LEN: Final = 4  # the self-check's prompt and its tokens
 
+LOAD_FORMATS: Final = ("auto", "dummy")
+
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
@@ -20,6 +22,8 @@ class EngineConfig:
     kv_tokens               size of the KV cache in tokens; None: what `memory_fraction` gives
     memory_fraction         share of the memory available after loading that the KV cache may take
     seed                    makes requests without a seed of their own repeatable; None: fresh entropy
+    load_format             auto: weights from the checkpoint; dummy: random ones of the shape that
+                            config.json gives, made on the device (CUDA only)
     threads                 CPU threads of kernels; None: one per core this process may use
 
     Raises EngineConfigError.
@@ -32,6 +36,7 @@ class EngineConfig:
     memory_fraction: float = 0.5
     seed: int | None = None
     threads: int | None = None
+    load_format: str = "auto"
 
     def __post_init__(self) -> None:
         minima = {
@@ -45,6 +50,8 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise EngineConfigError(f"{name} is {value}: it must be at least {least}")
+        if self.load_format not in LOAD_FORMATS:
+            raise EngineConfigError(f"load_format is {self.load_format!r}: one of {', '.join(LOAD_FORMATS)}")
         if not 0 < self.memory_fraction <= 1:
             raise EngineConfigError(
                 f"memory_fraction is {self.memory_fraction}: it must be above 0 and at most 1"

@@ -50,7 +50,7 @@ class Tokenizer(Protocol):
 
 
 @dataclass(slots=True)
-class _Active:
+class Active:
     """A request in flight and the state that turns its tokens into text."""
 
     request: Request
@@ -81,7 +81,7 @@ class EngineCore:
         self.info = info or EngineInfo()
         self.metrics = EngineMetrics()
         self._seeds = random.Random(config.seed)
-        self._active: dict[str, _Active] = {}
+        self._active: dict[str, Active] = {}
 
     @property
     def max_model_len(self) -> int:
@@ -114,9 +114,7 @@ class EngineCore:
         seed = self._seeds.getrandbits(SEED_BITS) if sampling.seed is None else sampling.seed
         request = Request(request_id, list(prompt), len(prompt), sampling, seed)
         self.scheduler.add(request)
-        self._active[request_id] = _Active(
-            request, self.tokenizer.decode_stream(), StopChecker(sampling.stop)
-        )
+        self._active[request_id] = Active(request, self.tokenizer.decode_stream(), StopChecker(sampling.stop))
         self._observe_queues()
         return []
 
@@ -147,7 +145,7 @@ class EngineCore:
             self.scheduler.check_integrity()
         return deltas
 
-    def _accept(self, active: _Active, token: int, now: float) -> Delta:
+    def _accept(self, active: Active, token: int, now: float) -> Delta:
         """Append a sampled token to its request and end the request where it must."""
         request, sampling = active.request, active.request.sampling
         if token == NOT_FINITE:
@@ -167,7 +165,7 @@ class EngineCore:
 
     def _finish_text(
         self,
-        active: _Active,
+        active: Active,
         text: str,
         token: int,
         reason: FinishReason,
@@ -182,7 +180,7 @@ class EngineCore:
 
     def _finish(
         self,
-        active: _Active,
+        active: Active,
         text: str,
         token_ids: tuple[int, ...],
         reason: FinishReason,

@@ -11,6 +11,10 @@ class CacheMemoryError(TesseraError):
     """Not even one sequence of `max_model_len` tokens fits in memory. The message carries the arithmetic."""
 
 
+class DeviceMemoryError(TesseraError):
+    """Weights, workspace and one sequence do not fit on the device. Carries the arithmetic and what helps."""
+
+
 class BlockAccountingError(TesseraError):
     """Blocks of the KV cache were lost, shared by mistake or freed twice: a bug. Carries the counts."""
 

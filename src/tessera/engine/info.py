@@ -2,6 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import prod
+
+from tessera.engine.block_pool import BLOCK_SIZE
+from tessera.spec import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,3 +26,11 @@ class EngineInfo:
     float32_cache_bytes_per_block: int = 0
     startup_seconds: Mapping[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+
+
+def float32_sizes(config: ModelConfig) -> dict[str, int]:
+    """What weights and a block of the cache would take in float32, as fields of EngineInfo."""
+    return {
+        "float32_weight_bytes": 4 * sum(map(prod, config.tensor_shapes().values())),
+        "float32_cache_bytes_per_block": 4 * 2 * BLOCK_SIZE * config.num_layers * config.kv_size,
+    }

@@ -87,6 +87,11 @@ class Request:
         return len(self.token_ids)
 
     @property
+    def awaits_last_token(self) -> bool:
+        """Whether nothing is left to compute: a token of a step in flight ends the request."""
+        return len(self.token_ids) >= self.max_total_tokens > 0
+
+    @property
     def num_output_tokens(self) -> int:
         return len(self.token_ids) - self.num_prompt_tokens
 

@@ -90,7 +90,8 @@ class Scheduler:
         step = self._schedule_running()
         if self.num_preemptions == preemptions:  # admitting right after a preemption would thrash
             self._admit(step)
-        if not step and self.has_unfinished:
+        awaited = any(request.awaits_last_token for request in self.running)
+        if not step and self.has_unfinished and not awaited:
             raise SchedulerStalledError(
                 f"{len(self.waiting)} waiting and {len(self.running)} running requests, {self.pool.num_free} "
                 f"of {self.pool.num_blocks} blocks free, and nothing can be scheduled"
@@ -103,12 +104,14 @@ class Scheduler:
         index = 0
         while index < len(self.running) and budget > 0:
             request = self.running[index]
+            index += 1
+            if request.awaits_last_token:
+                continue
             count = min(request.num_pending_tokens, budget)
             if not self._grow(request, request.num_computed_tokens + count):
                 break  # preempted itself: it was the last
             step.append(ScheduledTokens(request, request.num_computed_tokens, count))
             budget -= count
-            index += 1
         return step
 
     def _grow(self, request: Request, num_tokens: int) -> bool:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from tessera.kernels.cuda.launch import Kernel, prepare
 from tessera.kernels.errors import KernelArgumentError
 from tessera.kernels.registry import YES, Device, Verdict, no
 
@@ -41,6 +42,25 @@ def check_rows(kernel_id: str, name: str, x: Tensor, width: int, dtype: torch.dt
             f"{kernel_id}: {name} must be contiguous {dtype} [T, {width}] on a CUDA device, 16-byte aligned; "
             f"got {x.dtype} {tuple(x.shape)} on {x.device}, strides {x.stride()}, address {x.data_ptr():#x}"
         )
+
+
+_announced: Final[set[Kernel]] = set()
+
+
+def announce(*kernels: Kernel) -> None:
+    """Kernels that something just bound will launch."""
+    _announced.update(kernels)
+
+
+def prepare_announced() -> int:
+    """Compiles in parallel and loads what was announced since the last call; how many kernels that were.
+
+    Raises what compiling raises.
+    """
+    kernels = set(_announced)
+    _announced.clear()
+    prepare(kernels)
+    return len(kernels)
 
 
 _uploaded: Final = WeakTensorKeyDictionary()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tessera.kernels.cuda import device
-from tessera.kernels.cuda.arguments import CPP_TYPES, SHORT_NAMES, check_rows, runs_on, upload
+from tessera.kernels.cuda.arguments import CPP_TYPES, SHORT_NAMES, announce, check_rows, runs_on, upload
 from tessera.kernels.cuda.errors import CaptureCompileError
 from tessera.kernels.cuda.launch import Kernel, kernel
 from tessera.kernels.errors import KernelArgumentError
@@ -261,4 +261,6 @@ class CudaAttention:
         return verdict
 
     def bind(self, problem: AttentionProblem, cos: Tensor, sin: Tensor) -> BoundAttention:
-        return BoundAttention(self.id, problem, upload(cos, torch.float32), upload(sin, torch.float32))
+        bound = BoundAttention(self.id, problem, upload(cos, torch.float32), upload(sin, torch.float32))
+        announce(bound.append, bound.decode, bound.prefill)
+        return bound

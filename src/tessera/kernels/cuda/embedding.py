@@ -6,7 +6,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from tessera.kernels.cuda.arguments import SHORT_NAMES, VEC, runs_on, upload
+from tessera.kernels.cuda.arguments import SHORT_NAMES, VEC, announce, runs_on, upload
 from tessera.kernels.cuda.launch import Kernel, kernel
 from tessera.kernels.errors import KernelArgumentError
 from tessera.kernels.ops import EmbeddingProblem
@@ -70,4 +70,5 @@ class CudaEmbedding:
         return verdict
 
     def bind(self, problem: EmbeddingProblem, table: QTensor) -> BoundEmbedding:
+        announce(*map(gather_kernel, ID_TYPES))
         return BoundEmbedding(self.id, upload(table.codes, problem.dtype))

@@ -42,4 +42,5 @@ CASES: list[TemplateCase] = [
         options=("-DTESSERA_NO_BULK_COPY",),
     ),
     TemplateCase("sampling/sample_rows.cuh", "tessera::sample_rows"),
+    TemplateCase("sampling/resolve_tokens.cuh", "tessera::resolve_tokens"),
 ]

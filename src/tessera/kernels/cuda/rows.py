@@ -6,7 +6,15 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from tessera.kernels.cuda.arguments import CPP_TYPES, SHORT_NAMES, VEC, check_rows, runs_on, upload
+from tessera.kernels.cuda.arguments import (
+    CPP_TYPES,
+    SHORT_NAMES,
+    VEC,
+    announce,
+    check_rows,
+    runs_on,
+    upload,
+)
 from tessera.kernels.cuda.launch import Kernel, kernel
 from tessera.kernels.ops import RowsProblem
 from tessera.kernels.registry import Verdict, no, runs
@@ -114,7 +122,9 @@ class CudaNorm(RowsKernel):
     op = "rms_norm"
 
     def bind(self, problem: RowsProblem, weight: Tensor, eps: float) -> BoundNorm:
-        return BoundNorm(self.id, problem, upload(weight, problem.dtype), eps)
+        bound = BoundNorm(self.id, problem, upload(weight, problem.dtype), eps)
+        announce(bound.plain, bound.fused)
+        return bound
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,7 +165,9 @@ class CudaSiluMul(RowsKernel):
     op = "silu_mul"
 
     def bind(self, problem: RowsProblem) -> BoundSiluMul:
-        return BoundSiluMul(self.id, problem)
+        bound = BoundSiluMul(self.id, problem)
+        announce(bound.launch)
+        return bound
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,4 +197,6 @@ class CudaQuantizeRows(RowsKernel):
     op = "quantize_rows"
 
     def bind(self, problem: RowsProblem) -> BoundQuantizeRows:
-        return BoundQuantizeRows(self.id, problem)
+        bound = BoundQuantizeRows(self.id, problem)
+        announce(bound.launch)
+        return bound

@@ -45,3 +45,21 @@ def sample_rows(logits: Tensor, draws: Tensor, out: Tensor | None = None) -> Ten
         runs[KERNEL_ID] += 1
         sample_kernel()(rows, THREADS, logits, draws, tokens, vocab, pdl=True)
     return tokens
+
+
+def resolve_kernel() -> Kernel:
+    return kernel("sampling/resolve_tokens.cuh", "tessera::resolve_tokens", signature="PPPi")
+
+
+def resolve_tokens(ids: Tensor, drawn: Tensor) -> Tensor:
+    """Token ids int64 [T]: `ids` where they are not negative, else row -1 - id of `drawn` (int64 [R]).
+
+    Lets a step be launched before the host has seen what the last one drew. A row of `drawn` that is
+    NOT_FINITE counts as token 0. Raises KernelArgumentError.
+    """
+    if ids.dtype != torch.int64 or drawn.dtype != torch.int64 or not ids.is_contiguous():
+        raise KernelArgumentError(f"resolve_tokens: int64 tensors are needed, got {ids.dtype}, {drawn.dtype}")
+    tokens = torch.empty_like(ids)
+    if len(ids):
+        resolve_kernel()(-(-len(ids) // 256), 256, ids, drawn, tokens, len(ids), pdl=True)
+    return tokens

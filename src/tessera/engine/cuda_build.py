@@ -1,0 +1,106 @@
+"""A model on disk to an engine on the current CUDA device: memory planned, weights loaded, graphs made."""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from tessera.engine.block_pool import BlockPool
+from tessera.engine.config import EngineConfig
+from tessera.engine.cuda_load import DeviceWeights
+from tessera.engine.cuda_memory import MemoryPlan, held_bytes, page_bytes, plan_memory
+from tessera.engine.cuda_runner import CudaRunner, graph_sizes
+from tessera.engine.dummy import DummyCheckpoint, DummyTokenizer, open_dummy
+from tessera.engine.info import EngineInfo, float32_sizes
+from tessera.engine.overlap import OverlappedCore
+from tessera.engine.scheduler import Scheduler
+from tessera.engine.timing import timed
+from tessera.formats import open_checkpoint
+from tessera.formats.base import Checkpoint
+from tessera.formats.tokenizer import Tokenizer
+from tessera.models.loader import build_model
+from tessera.models.types import Model
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Where weights come from; `nbytes` of them on the device."""
+
+    checkpoint: Checkpoint | DummyCheckpoint
+    tokenizer: Tokenizer | DummyTokenizer
+    nbytes: int
+
+
+def build_cuda_core(model: str | Path, config: EngineConfig) -> OverlappedCore:
+    """Opens `model`, or makes one of its shape where `load_format` is dummy.
+
+    Logs the memory plan, the rate of loading, the seconds of each phase and everything that had to be
+    reduced. Raises what opening and building raise, EngineConfigError, DeviceMemoryError, CacheMemoryError.
+    """
+    seconds: dict[str, float] = {}
+    with timed("open checkpoint", seconds):
+        source = _open(model, config.load_format)
+    plan = _plan(config, source)
+    with timed("load weights", seconds):
+        checkpoint = source.checkpoint
+        weights = checkpoint if isinstance(checkpoint, DummyCheckpoint) else DeviceWeights(checkpoint)
+    with timed("bind kernels", seconds):
+        built = build_model(weights, "cuda")
+        del weights
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()  # what fused weights were made of
+    with timed("allocate cache", seconds):
+        runner = CudaRunner(
+            built,
+            plan.cache.num_blocks,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_model_len=plan.cache.max_model_len,
+        )
+    seconds |= runner.warm_up()
+    for note in plan.cache.notes:
+        log.warning("%s", note)
+    scheduler = Scheduler(
+        BlockPool(plan.cache.num_blocks),
+        plan.cache.max_model_len,
+        config.max_num_seqs,
+        config.max_num_batched_tokens,
+    )
+    eos_ids = sorted({*source.tokenizer.eos_ids, *built.config.eos_ids})
+    info = _info(model, built, plan, seconds)
+    return OverlappedCore(config, scheduler, runner, source.tokenizer, eos_ids, info)
+
+
+def _open(model: str | Path, load_format: str) -> _Source:
+    if load_format == "dummy":
+        dummy = open_dummy(model, "cuda")
+        nbytes = sum(2 * shape.numel() for shape in map(torch.Size, dummy.config.tensor_shapes().values()))
+        return _Source(dummy, DummyTokenizer(), nbytes)
+    checkpoint = open_checkpoint(str(model))
+    nbytes = sum(held_bytes(checkpoint.tile(name)) for name in checkpoint.names())
+    return _Source(checkpoint, checkpoint.tokenizer(), nbytes)
+
+
+def _plan(config: EngineConfig, source: _Source) -> MemoryPlan:
+    free, _ = torch.cuda.mem_get_info()
+    graphs = len(graph_sizes(config.max_num_seqs))
+    plan = plan_memory(config, source.checkpoint.config, source.nbytes, free, graphs)
+    log.info("memory plan:\n%s", plan.table())
+    return plan
+
+
+def _info(model: str | Path, built: Model, plan: MemoryPlan, seconds: dict[str, float]) -> EngineInfo:
+    return EngineInfo(
+        model=str(model),
+        device="cuda",
+        kernel_ids=built.kernel_ids(),
+        weight_bytes=built.weight_bytes,
+        cache_bytes=plan.cache_bytes,
+        cache_bytes_per_block=page_bytes(built.config),
+        startup_seconds=seconds,
+        notes=plan.cache.notes,
+        **float32_sizes(built.config),
+    )

@@ -1,0 +1,94 @@
+"""A checkpoint's tensors onto the device: several threads, through page-locked buffers."""
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from math import prod
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from tessera.formats.base import Checkpoint
+from tessera.numerics.qtensor import QTensor, plain
+from tessera.spec import Chain, ModelConfig
+
+log = logging.getLogger(__name__)
+
+THREADS: Final = 8
+CHUNK_BYTES: Final = 32 * 2**20
+
+
+class _Lane(threading.local):
+    """One thread's stream and its two buffers, of which one is filled while the other is on its way."""
+
+    def __init__(self) -> None:
+        self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self.buffers = [torch.empty(CHUNK_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+        self.sent = [torch.cuda.Event() for _ in range(2)]  # type: ignore[no-untyped-call]
+        self.turn = 0
+
+    def copy(self, source: Tensor) -> Tensor:
+        """A copy of the contiguous CPU tensor `source` on the device, complete when this returns."""
+        target = torch.empty(source.shape, dtype=source.dtype, device="cuda")
+        self.stream.wait_stream(torch.cuda.default_stream())
+        raw, to = source.reshape(-1).view(torch.uint8), target.view(-1).view(torch.uint8)
+        for start in range(0, raw.numel(), CHUNK_BYTES):
+            stop = min(start + CHUNK_BYTES, raw.numel())
+            self.turn ^= 1
+            self.sent[self.turn].synchronize()
+            buffer = self.buffers[self.turn][: stop - start]
+            buffer.copy_(raw[start:stop])
+            with torch.cuda.stream(self.stream):
+                to[start:stop].copy_(buffer, non_blocking=True)
+                self.sent[self.turn].record()
+        self.stream.synchronize()
+        return target
+
+
+class DeviceWeights:
+    """A checkpoint whose plain tensors are on the device already. Each is given away once and then forgotten,
+    so that a fused copy and its parts need not be held together.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, threads: int = THREADS) -> None:
+        self._checkpoint = checkpoint
+        self.config: ModelConfig = checkpoint.config
+        self.kv_chain: Chain = checkpoint.kv_chain
+        started = time.perf_counter()
+        names = [name for name in checkpoint.names() if checkpoint.tile(name).chain.is_plain]
+        self._tensors = _load(checkpoint, names, threads)
+        nbytes = sum(tensor.nbytes for tensor in self._tensors.values())
+        seconds = time.perf_counter() - started
+        self.rate_gbs = nbytes / seconds / 1e9
+        log.info("loaded %.2f GB in %.2f s: %.2f GB/s", nbytes / 1e9, seconds, self.rate_gbs)
+
+    def names(self) -> list[str]:
+        return self._checkpoint.names()
+
+    def tensor(self, name: str) -> Tensor:
+        held = self._tensors.pop(name, None)
+        return self._checkpoint.tensor(name) if held is None else held
+
+    def qtensor(self, name: str) -> QTensor:
+        held = self._tensors.pop(name, None)
+        return self._checkpoint.qtensor(name) if held is None else plain(held)
+
+    def activation(self, name: str) -> Chain:
+        return self._checkpoint.activation(name)
+
+
+def _load(checkpoint: Checkpoint, names: Sequence[str], threads: int) -> dict[str, Tensor]:
+    device = torch.cuda.current_device()
+    lane = _Lane()
+
+    def load(name: str) -> Tensor:
+        torch.cuda.set_device(device)
+        return lane.copy(checkpoint.tensor(name).contiguous())
+
+    # Largest first, so that no thread is left alone with a big one at the end.
+    order = sorted(names, key=lambda name: -prod(checkpoint.tile(name).shape))
+    with ThreadPoolExecutor(threads) as pool:
+        return dict(zip(order, pool.map(load, order), strict=True))

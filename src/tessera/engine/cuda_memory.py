@@ -1,0 +1,106 @@
+"""Device memory planned before anything is loaded, as a table whose rows add up."""
+
+from dataclasses import dataclass
+from math import prod
+from typing import Final
+
+from tessera.engine.block_pool import BLOCK_SIZE, blocks_for
+from tessera.engine.config import CachePlan, EngineConfig, plan_cache
+from tessera.engine.errors import DeviceMemoryError
+from tessera.spec import ModelConfig, Qtile
+
+RESERVE_BYTES: Final = 768 * 2**20
+"""cuBLAS workspaces, kernels' code, split attention results, and what the allocator cannot use."""
+
+GRAPH_BYTES: Final = 4 * 2**20
+"""Driver memory of one captured graph, apart from the pool that all share."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Bytes of each use, in order, and the KV cache that follows. `free` is what the device had."""
+
+    free: int
+    uses: dict[str, int]
+    cache: CachePlan
+    cache_bytes: int
+
+    def table(self) -> str:
+        """One line a use, in GiB and as a share of the free memory."""
+        rows = {**self.uses, "KV cache": self.cache_bytes}
+        rows["left over"] = self.free - sum(rows.values())
+        lines = [f"{name:<20} {size / 2**30:9.2f} GiB {size / self.free:7.1%}" for name, size in rows.items()]
+        return "\n".join([*lines, f"{'free at start':<20} {self.free / 2**30:9.2f} GiB"])
+
+
+def page_bytes(config: ModelConfig) -> int:
+    """One block of a 16-bit cache over all layers."""
+    return config.num_layers * 2 * BLOCK_SIZE * config.kv_size * 2
+
+
+def held_bytes(tile: Qtile) -> int:
+    """Bytes of a tensor on the device: plain floats are held in 16 bits, codes as stored."""
+    return prod(tile.shape) * 2 if tile.chain.is_plain else tile.bytes
+
+
+def step_bytes(config: ModelConfig, tokens: int, rows: int) -> int:
+    """Most that one step of `tokens` tokens and `rows` rows of logits holds at once."""
+    mlp = 3 * config.intermediate_size + 2 * config.hidden_size
+    attention = 3 * config.q_size + 2 * config.kv_size + 2 * config.hidden_size
+    return tokens * max(mlp, attention) * 2 + rows * config.vocab_size * (2 + 4)
+
+
+def plan_memory(
+    options: EngineConfig, config: ModelConfig, weight_bytes: int, free: int, num_graphs: int
+) -> MemoryPlan:
+    """Where `free` bytes go. Raises DeviceMemoryError where weights and workspace alone do not fit,
+    CacheMemoryError where not even one sequence does; both with the arithmetic and what would help.
+    """
+    seqs, tokens = options.max_num_seqs, options.max_num_batched_tokens
+    uses = {
+        "weights": weight_bytes,
+        "step workspace": step_bytes(config, tokens, seqs),
+        "graphs": step_bytes(config, seqs, seqs) + num_graphs * GRAPH_BYTES,
+        "reserve": RESERVE_BYTES,
+    }
+    left = free - sum(uses.values())
+    block = page_bytes(config)
+    if left < block * blocks_for(options.max_model_len or 1):
+        raise DeviceMemoryError(_arithmetic(uses, free, left, options, config))
+    cache = plan_cache(
+        options, model_max_len=config.max_position, bytes_per_block=block, available_bytes=left
+    )
+    return MemoryPlan(free, uses, cache, cache.num_blocks * block)
+
+
+def _arithmetic(
+    uses: dict[str, int], free: int, left: int, options: EngineConfig, config: ModelConfig
+) -> str:
+    total = " + ".join(f"{name} {size / 2**30:.2f}" for name, size in uses.items())
+    length = options.max_model_len or 1
+    cache = page_bytes(config) * blocks_for(length)
+    missing = cache - left
+    saved = _savings(options, config, missing)
+    fixes = "; or ".join(saved[:2]) or "take a quantized model, or a device with more memory"
+    return (
+        f"{total} + KV cache of one sequence of {length} tokens {cache / 2**30:.2f} GiB exceed the "
+        f"{free / 2**30:.2f} GiB free by {missing / 2**30:.2f}: {fixes}"
+    )
+
+
+def _savings(options: EngineConfig, config: ModelConfig, missing: int) -> list[str]:
+    """Options that alone would free `missing` bytes, the smallest change first."""
+    found = []
+    per_token = step_bytes(config, 1, 0)
+    tokens = options.max_num_batched_tokens - -(-missing // per_token)
+    if tokens >= options.max_num_seqs:
+        found.append((tokens / options.max_num_batched_tokens, f"set max_num_batched_tokens to {tokens}"))
+    per_row = 2 * step_bytes(config, 0, 1) + step_bytes(config, 1, 0)
+    seqs = options.max_num_seqs - -(-missing // per_row)
+    if seqs >= 1:
+        found.append((seqs / options.max_num_seqs, f"set max_num_seqs to {seqs}"))
+    length = options.max_model_len or 0
+    shorter = length - -(-missing // page_bytes(config)) * BLOCK_SIZE
+    if shorter > 0:
+        found.append((shorter / length, f"set max_model_len to {shorter}"))
+    return [text for _, text in sorted(found, reverse=True)]
