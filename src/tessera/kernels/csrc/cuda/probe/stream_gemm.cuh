@@ -13,15 +13,18 @@ namespace tessera::probe {
 
 constexpr int kTileBytes = 4096 + 128;  // 64 rows x K = 128: codes [2][128 threads][16 bytes], then parameters
 
-// kTokens: rows of x a tile; kRowTiles: 64-row tiles a consumer warpgroup; kGroup: scale and offset per group of 128,
+// kTokens: rows of x a tile; kConsumers: warpgroups that multiply, with kRowTiles tiles of 64 rows each; kGroup: scale and offset per group of 128,
 // else the codes are used as they are; kCluster: blocks that share a tile of x by multicast. kOnce leaves work out
-// to see what it costs: bit 0 loads x, bit 1 the weights, only in the first turn of the ring (the result is then wrong).
-template <int kTokens_, int kRowTiles_, int kStages_, bool kGroup_, int kCluster_, int kOnce_>
+// to see what it costs: bit 0 loads x, bit 1 the weights, only in the first turn of the ring; bit 2 unpacks no weights.
+template <int kTokens_, int kConsumers_, int kRowTiles_, int kStages_, bool kGroup_, int kCluster_, int kOnce_>
 struct StreamConfig {
   static constexpr int kTokens = kTokens_, kRowTiles = kRowTiles_, kStages = kStages_, kCluster = kCluster_;
   static constexpr int kOnce = kOnce_;
   static constexpr bool kGroup = kGroup_;
-  static constexpr int kConsumers = 2, kConsumerWarps = 8;
+  static constexpr int kConsumers = kConsumers_, kThreads = kWarpgroup * (1 + kConsumers);
+  // What the block was launched with, dealt anew: 168 x 384, 128 x 512 or 96 x 640 registers.
+  static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32;
+  static constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : kConsumers == 3 ? 160 : 112;
   static constexpr int kTiles = kConsumers * kRowTiles;  // weight tiles a block and step
   static constexpr int kActivationBytes = kTokens * 128;
   static constexpr int kWeightBytes = kTiles * kTileBytes;
@@ -38,6 +41,7 @@ struct StreamArgs {
   const i32* token_sum;    // [m]
   const float* token_scale;  // [m]
   bf16* y;                   // [m, n]
+  u64* cycles;               // [blocks] of the SM's clock, by the first consumer
   int m_tiles, n, steps;     // n: rows of w; steps: k / 128
 };
 
@@ -197,7 +201,7 @@ TESSERA_DEVICE void stream_consume(const StreamArgs& p, const StreamSmem<C>& sme
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
           const uint4 w = now[r].half[j / 2];
-          unpack<C::kGroup>(a[j], j % 2 ? w.z : w.x, j % 2 ? w.w : w.y, now[r].parameters);
+          if (!(C::kOnce & 4) || k == 0) unpack<C::kGroup>(a[j], j % 2 ? w.z : w.x, j % 2 ? w.w : w.y, now[r].parameters);
           wgmma_fence();
           Mma::rs(acc[r], a[j], wgmma_advance(desc, 32 * j), k > 0 || j > 0);
           wgmma_commit();
@@ -224,19 +228,21 @@ TESSERA_DEVICE void stream_consume(const StreamArgs& p, const StreamSmem<C>& sme
   });
 }
 
-// 384 threads: warpgroup 0 produces, 1 and 2 consume. One block a SM; the grid is a multiple of kCluster.
+// kThreads threads: warpgroup 0 produces, the others consume. One block a SM; the grid is a multiple of kCluster.
 template <class C>
-__global__ void __launch_bounds__(384, 1)
+__global__ void __launch_bounds__(C::kThreads, 1)
     stream_gemm(const u8* weights, const u8* activations, const i32* offsets, const float* row_scale,
-                const i32* token_sum, const float* token_scale, bf16* y, int m_tiles, int n, int steps) {
+                const i32* token_sum, const float* token_scale, bf16* y, u64* cycles, int m_tiles,
+                int n, int steps) {
   extern __shared__ __align__(1024) u8 dynamic[];
   __shared__ u64 barriers[2 * C::kStages];
-  const StreamArgs p{weights, activations, offsets, row_scale, token_sum, token_scale, y, m_tiles, n, steps};
+  const StreamArgs p{weights, activations, offsets, row_scale, token_sum, token_scale, y, cycles,
+                     m_tiles, n, steps};
   const StreamSmem<C> smem{smem_address(dynamic), smem_address(barriers), smem_address(barriers + C::kStages)};
   if (threadIdx.x == 0) {
     for (int s = 0; s < C::kStages; ++s) {
       mbarrier_init(smem.full + s * 8, 1);
-      mbarrier_init(smem.empty + s * 8, C::kConsumerWarps * C::kCluster);
+      mbarrier_init(smem.empty + s * 8, 4 * C::kConsumers * C::kCluster);
     }
     fence_barrier_init();
   }
@@ -244,11 +250,13 @@ __global__ void __launch_bounds__(384, 1)
   else __syncthreads();
   const int group = warp_id() / 4;
   if (group == 0) {
-    registers_shrink<40>();
+    registers_shrink<C::kProducerRegisters>();
     if (threadIdx.x == 0) stream_produce<C>(p, smem);
   } else {
-    registers_grow<232>();
+    registers_grow<C::kConsumerRegisters>();
+    const u64 begin = clock64();
     stream_consume<C>(p, smem, group - 1);
+    if (threadIdx.x == kWarpgroup) cycles[blockIdx.x] = clock64() - begin;
   }
   if constexpr (C::kCluster > 1) cluster_sync();
 }
