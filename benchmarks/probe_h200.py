@@ -133,6 +133,7 @@ def int8_ceiling() -> list[Row]:
                 "us": round(us, 1),
                 "tops": round(2 * SMS * macs / us / 1e6),
                 "mma_share": round(macs / 4096 / float(cycles.double().median()), 3),
+                "sm_mhz": round(float(cycles.double().median()) / us),
             }
         )
     return rows
@@ -189,6 +190,7 @@ def stream() -> list[Row]:
                 "tops": round(2 * case.m * case.n * case.k / us / 1e6),
                 "tbps": round(moved / us / 1e6, 2),
                 "mma_share": round(case.mma_share(), 3),
+                "sm_mhz": round(float(case.cycles.double().median()) / us),
             }
         )
         del case.weights, case.x, case.x_tiled, case.y
@@ -241,18 +243,25 @@ def launches() -> list[Row]:
             us = replay_us([partial(tiny, blocks, 128, x, pdl=pdl)] * 100)
             rows.append({"op": "launch_gap", "blocks": blocks, "pdl": pdl, "chain": 100, "us": round(us, 3)})
     args = (x, x, x, x, 1, 2, 3.0)
-    for pdl in (False, True):
+    calls: dict[str, Callable[[], object]] = {
+        "kernel, 7 arguments": lambda: empty(1, 32, *args),
+        "kernel, 7 arguments, dependent": lambda: empty(1, 32, *args, pdl=True),
+        "kernel, 7 numbers": lambda: empty(1, 32, 0, 0, 0, 0, 1, 2, 3.0),
+        "driver call alone": lambda: raw(config, empty._functions[0], empty._params_address, None),
+        "torch add_ of one tensor": lambda: x.add_(1),
+    }
+    calls["kernel, 7 arguments"]()
+    raw, config = driver.lib().cuLaunchKernelEx, next(iter(empty._configs.values())).address
+    for name, call in calls.items():
         samples = []
-        for _ in range(40):
+        for _ in range(30):
             torch.cuda.synchronize()
             started = time.perf_counter()
             for _ in range(200):  # fewer than the launch queue holds, so that the host never waits
-                empty(1, 32, *args, pdl=pdl)
+                call()
             samples.append((time.perf_counter() - started) / 200 * 1e6)
         torch.cuda.synchronize()
-        rows.append(
-            {"op": "host_launch", "arguments": 7, "pdl": pdl, "us": round(statistics.median(samples), 2)}
-        )
+        rows.append({"op": "host_launch", "call": name, "us": round(statistics.median(samples), 2)})
     return rows
 
 

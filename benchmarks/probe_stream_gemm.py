@@ -27,7 +27,8 @@ class StreamCase:
 
     def __post_init__(self) -> None:
         self.rows = 64 * self.consumers * self.row_tiles
-        self.smem = self.stages * (self.tokens * 128 + self.rows // 64 * TILE_BYTES) + self.consumers * 8192
+        self.smem = self.stages * (self.tokens * 128 + self.rows // 64 * TILE_BYTES)
+        self.smem += self.consumers * (8192 + self.tokens * 8)  # epilogue
         group = str(self.group).lower()
         config = (
             f"{self.tokens}, {self.consumers}, {self.row_tiles}, {self.stages}, {group}, {self.cluster}, "

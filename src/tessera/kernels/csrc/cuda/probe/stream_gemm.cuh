@@ -29,7 +29,8 @@ struct StreamConfig {
   static constexpr int kActivationBytes = kTokens * 128;
   static constexpr int kWeightBytes = kTiles * kTileBytes;
   static constexpr int kStageBytes = kActivationBytes + kWeightBytes;
-  static constexpr int kEpilogueBytes = 2 * 32 * 128;  // two buffers of 32 tokens x 64 rows of bf16, a warpgroup
+  static constexpr int kOutputBytes = 2 * 32 * 128;  // two buffers of 32 tokens x 64 rows of bf16
+  static constexpr int kEpilogueBytes = kOutputBytes + kTokens * 8;  // a warpgroup: those, token sums, token scales
   static constexpr int kSmem = kStages * kStageBytes + kConsumers * kEpilogueBytes;
 };
 
@@ -136,13 +137,38 @@ TESSERA_DEVICE void release_stage(const StreamSmem<C>& smem, int stage) {
   }
 }
 
+// What the epilogue needs of a thread's two rows, fetched before the main loop so that its latency is hidden there.
+struct RowParameters {
+  i32 offset[2];
+  float scale[2];
+};
+
+TESSERA_DEVICE RowParameters load_rows(const StreamArgs& p, int n) {
+  return {{p.offsets[n], p.offsets[n + 8]}, {p.row_scale[n], p.row_scale[n + 8]}};
+}
+
+// Sums and scales of a tile's tokens into shared memory, likewise ahead of time; no one may still read the last ones.
+template <class C>
+TESSERA_DEVICE void stage_tokens(const StreamArgs& p, u32 to, int token_tile, int thread) {
+  for (int i = thread; i < C::kTokens; i += kWarpgroup) {
+    const int m = token_tile * C::kTokens + i;
+    asm volatile("st.shared.b32 [%0], %1;" :: "r"(to + i * 4), "r"(p.token_sum[m]) : "memory");
+    asm volatile("st.shared.b32 [%0], %1;" :: "r"(to + C::kTokens * 4 + i * 4), "f"(p.token_scale[m]) : "memory");
+  }
+}
+
+TESSERA_DEVICE uint2 load_pair(u32 address) {
+  uint2 x;
+  asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(address) : "memory");
+  return x;
+}
+
 template <class C>
 TESSERA_DEVICE void stream_epilogue(const StreamArgs& p, const StreamSmem<C>& smem, int consumer, int token_tile, int row,
-                                    const i32 (&acc)[C::kTokens / 2]) {
-  const int thread = threadIdx.x % kWarpgroup, warp = thread / kWarp, lane = lane_id(), g = lane / 4, t = lane % 4;
-  const int n = row + 16 * warp + g, m = token_tile * C::kTokens;
-  const i32 offset[2] = {p.offsets[n], p.offsets[n + 8]};
-  const float scale[2] = {p.row_scale[n], p.row_scale[n + 8]};
+                                    const RowParameters& rows, const i32 (&acc)[C::kTokens / 2]) {
+  const int thread = threadIdx.x % kWarpgroup, warp = thread / kWarp, lane = lane_id(), t = lane % 4;
+  const int m = token_tile * C::kTokens;
+  const u32 tokens = smem.epilogue(consumer) + C::kOutputBytes;
 #pragma unroll
   for (int chunk = 0; chunk < C::kTokens / 32; ++chunk) {
     const u32 buffer = smem.epilogue(consumer) + chunk % 2 * 4096;
@@ -151,12 +177,12 @@ TESSERA_DEVICE void stream_epilogue(const StreamArgs& p, const StreamSmem<C>& sm
       u32 f[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const int j = chunk * 4 + pair * 2 + i / 2, half = i % 2, token = m + 8 * j + 2 * t;
-        const int2 sum = *reinterpret_cast<const int2*>(p.token_sum + token);
-        const float2 ts = *reinterpret_cast<const float2*>(p.token_scale + token);
-        const float lo = static_cast<float>(acc[4 * j + 2 * half] - offset[half] * sum.x) * (scale[half] * ts.x);
-        const float hi = static_cast<float>(acc[4 * j + 2 * half + 1] - offset[half] * sum.y) * (scale[half] * ts.y);
-        f[i] = pack2<bf16>(lo, hi);
+        const int j = chunk * 4 + pair * 2 + i / 2, half = i % 2, token = 8 * j + 2 * t;
+        const uint2 sum = load_pair(tokens + token * 4), ts = load_pair(tokens + C::kTokens * 4 + token * 4);
+        const i32 first = acc[4 * j + 2 * half] - rows.offset[half] * static_cast<i32>(sum.x);
+        const i32 second = acc[4 * j + 2 * half + 1] - rows.offset[half] * static_cast<i32>(sum.y);
+        f[i] = pack2<bf16>(static_cast<float>(first) * (rows.scale[half] * __uint_as_float(ts.x)),
+                           static_cast<float>(second) * (rows.scale[half] * __uint_as_float(ts.y)));
       }
       const int token = pair * 16 + lane / 16 * 8 + lane % 8;
       stmatrix_trans(buffer + swizzle_128b(token * 128 + 32 * warp + lane / 8 % 2 * 16), f);
@@ -169,7 +195,7 @@ TESSERA_DEVICE void stream_epilogue(const StreamArgs& p, const StreamSmem<C>& sm
       *reinterpret_cast<uint4*>(p.y + static_cast<i64>(m + chunk * 32 + token) * p.n + row + column * 8) = v;
     }
   }
-  // The buffers alternate; after an odd number the next tile starts with the one that was just read.
+  // The buffers alternate; after an odd number the next 64 rows start with the one that was just read.
   if constexpr (C::kTokens / 32 % 2) named_barrier_sync(1 + consumer, kWarpgroup);
 }
 
@@ -181,6 +207,14 @@ TESSERA_DEVICE void stream_consume(const StreamArgs& p, const StreamSmem<C>& sme
   for_each_tile<C>(p, [&](int token_tile, int panel) {
     i32 acc[C::kRowTiles][C::kTokens / 2];
     u32 a[4][4];
+    RowParameters rows[C::kRowTiles];
+    named_barrier_sync(1 + consumer, kWarpgroup);
+    stage_tokens<C>(p, smem.epilogue(consumer) + C::kOutputBytes, token_tile, thread);
+#pragma unroll
+    for (int r = 0; r < C::kRowTiles; ++r) {
+      const int row = (panel * C::kTiles + consumer * C::kRowTiles + r) * 64;
+      rows[r] = load_rows(p, row + thread / kWarp * 16 + lane_id() / 4);
+    }
     Packed now[C::kRowTiles], next[C::kRowTiles];
     const auto fetch = [&](Packed(&w)[C::kRowTiles], const Ring& at) {
       mbarrier_wait(smem.full + at.stage * 8, at.parity);
@@ -219,11 +253,12 @@ TESSERA_DEVICE void stream_consume(const StreamArgs& p, const StreamSmem<C>& sme
     }
     wgmma_wait<0>();
     release_stage<C>(smem, previous);
+    named_barrier_sync(1 + consumer, kWarpgroup);
 #pragma unroll
     for (int r = 0; r < C::kRowTiles; ++r) {
       keep(acc[r]);
       const int row = (panel * C::kTiles + consumer * C::kRowTiles + r) * 64;
-      stream_epilogue<C>(p, smem, consumer, token_tile, row, acc[r]);
+      stream_epilogue<C>(p, smem, consumer, token_tile, row, rows[r], acc[r]);
     }
   });
 }
