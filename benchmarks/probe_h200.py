@@ -113,50 +113,53 @@ MODES = ("bare", "one scale", "group scales")
 def int8_ceiling() -> list[Row]:
     steps, smem = 10_000, 96 * 1024
     seed = torch.randint(-(2**31), 2**31, (16384,), dtype=torch.int32, device="cuda")
-    sink = torch.empty(SMS * 256, dtype=torch.int32, device="cuda")
-    cases = [(n, mode) for mode in range(3) for n in (64, 96, 128, 192, 256)]
-    fns = [probe("int8_ceiling", f"int8_ceiling<{n}, {mode}>", "PPIIi", smem) for n, mode in cases]
+    sink = torch.empty(SMS * 512, dtype=torch.int32, device="cuda")
+    cycles = torch.zeros(SMS, dtype=torch.int64, device="cuda")
+    cases = [(n, mode, 2) for mode in range(3) for n in (64, 96, 128, 192, 256)]
+    cases += [(n, 2, groups) for n, groups in ((64, 3), (64, 4), (96, 3), (96, 4), (128, 3), (128, 4))]
+    fns = [probe("int8_ceiling", f"int8_ceiling<{n}, {mode}, {g}>", "PPPIIi", smem) for n, mode, g in cases]
     prepare(fns)
     rows: list[Row] = []
-    for fn, (n, mode) in zip(fns, cases, strict=True):
-        us = replay_us([partial(fn, SMS, 256, seed, sink, 7, 0x15151515, steps, smem=smem)], 5)
-        ops = SMS * 2 * steps * 4 * 2 * 64 * n * 32
+    for fn, (n, mode, groups) in zip(fns, cases, strict=True):
+        launch = partial(fn, SMS, 128 * groups, seed, sink, cycles, 7, 0x15151515, steps, smem=smem)
+        us = replay_us([launch], 5)
+        macs = groups * steps * 4 * 64 * n * 32
         rows.append(
             {
                 "op": "int8_wgmma",
                 "mode": MODES[mode],
                 "n": n,
+                "warpgroups": groups,
                 "us": round(us, 1),
-                "tops": round(ops / us / 1e6),
+                "tops": round(2 * SMS * macs / us / 1e6),
+                "mma_share": round(macs / 4096 / float(cycles.double().median()), 3),
+                "sm_mhz": round(float(cycles.double().median()) / us),
             }
         )
     return rows
 
 
-# --------------------------------------------------------------------- W4A8 with weights out of memory
+# ------------------------------------------------------------------- W4A8 with weights out of memory
 def stream_cases() -> list[StreamCase]:
-    # Multiples of 132 * 512 rows (256 in the large ones) fill every SM, so that no tail is measured.
-    one, many = {"n": 132 * 512, "k": 4096}, {"m": 2048, "n": 132 * 256, "k": 4096}
-    small = [
-        (64, 1, 11),
-        (64, 2, 8),
-        (96, 1, 9),
-        (96, 2, 7),
-        (128, 1, 8),
-        (128, 2, 6),
-        (192, 1, 6),
-        (256, 1, 5),
-    ]
-    tall, wide = (128, 2, 6), (256, 1, 5)
+    # Rows are multiples of 132 * 192 and of 132 * 256, so that no tail is measured. Tiles: tokens, consumer
+    # warpgroups, 64-row tiles of each, stages.
+    one, many = {"n": 132 * 768, "k": 4096}, {"m": 2048, "n": 132 * 256, "k": 4096}
+    small = [(64, 2, 1, 11), (64, 2, 2, 8), (64, 3, 1, 9), (64, 4, 1, 7)]
+    small += [(96, 2, 1, 9), (96, 2, 2, 7), (96, 3, 1, 8), (96, 4, 1, 6)]
+    small += [(128, 2, 1, 8), (128, 2, 2, 6), (128, 3, 1, 6), (128, 4, 1, 5), (192, 2, 1, 6), (256, 2, 1, 5)]
+    tall, deep, wide = (128, 2, 2, 6), (128, 4, 1, 5), (256, 2, 1, 5)
     cases = [StreamCase(*tile, m=tile[0], **one) for tile in small]
-    cases += [StreamCase(*tile, cluster=2, m=tile[0], **one) for tile in ((64, 2, 8), tall, wide)]
-    for tile in (tall, wide):
+    cases += [StreamCase(*tile, cluster=2, m=tile[0], **one) for tile in (deep, wide)]
+    for tile in (tall, deep, wide):
         for cluster in (1, 2):
             cases += [StreamCase(*tile, group, cluster, **many) for group in (True, False)]
             # A long K leaves the epilogue out of the picture.
             cases.append(StreamCase(*tile, cluster=cluster, **{**many, "k": 28672}))
-        cases += [StreamCase(*tile, once=once, **many) for once in (1, 2, 3)]
+        cases += [StreamCase(*tile, once=once, **{**many, "k": 28672}) for once in (1, 2, 3, 4, 7)]
     return cases
+
+
+LEFT_OUT = ("nothing", "x", "weights", "x and weights", "unpacking", "", "", "x, weights and unpacking")
 
 
 def stream() -> list[Row]:
@@ -179,12 +182,15 @@ def stream() -> list[Row]:
                 "n": case.n,
                 "k": case.k,
                 "tile_tokens": case.tokens,
-                "tile_rows": 128 * case.row_tiles,
+                "tile_rows": case.rows,
+                "warpgroups": case.consumers,
                 "cluster": case.cluster,
-                "left_out": ("nothing", "x", "weights", "x and weights")[case.once],
+                "left_out": LEFT_OUT[case.once],
                 "us": round(us, 2),
                 "tops": round(2 * case.m * case.n * case.k / us / 1e6),
                 "tbps": round(moved / us / 1e6, 2),
+                "mma_share": round(case.mma_share(), 3),
+                "sm_mhz": round(float(case.cycles.double().median()) / us),
             }
         )
         del case.weights, case.x, case.x_tiled, case.y
@@ -237,18 +243,25 @@ def launches() -> list[Row]:
             us = replay_us([partial(tiny, blocks, 128, x, pdl=pdl)] * 100)
             rows.append({"op": "launch_gap", "blocks": blocks, "pdl": pdl, "chain": 100, "us": round(us, 3)})
     args = (x, x, x, x, 1, 2, 3.0)
-    for pdl in (False, True):
+    calls: dict[str, Callable[[], object]] = {
+        "kernel, 7 arguments": lambda: empty(1, 32, *args),
+        "kernel, 7 arguments, dependent": lambda: empty(1, 32, *args, pdl=True),
+        "kernel, 7 numbers": lambda: empty(1, 32, 0, 0, 0, 0, 1, 2, 3.0),
+        "driver call alone": lambda: raw(config, empty._functions[0], empty._params_address, None),
+        "torch add_ of one tensor": lambda: x.add_(1),
+    }
+    calls["kernel, 7 arguments"]()
+    raw, config = driver.lib().cuLaunchKernelEx, next(iter(empty._configs.values())).address
+    for name, call in calls.items():
         samples = []
-        for _ in range(40):
+        for _ in range(30):
             torch.cuda.synchronize()
             started = time.perf_counter()
             for _ in range(200):  # fewer than the launch queue holds, so that the host never waits
-                empty(1, 32, *args, pdl=pdl)
+                call()
             samples.append((time.perf_counter() - started) / 200 * 1e6)
         torch.cuda.synchronize()
-        rows.append(
-            {"op": "host_launch", "arguments": 7, "pdl": pdl, "us": round(statistics.median(samples), 2)}
-        )
+        rows.append({"op": "host_launch", "call": name, "us": round(statistics.median(samples), 2)})
     return rows
 
 
@@ -271,13 +284,14 @@ def sustained() -> list[Row]:
     smem = 96 * 1024
     seed = torch.randint(-(2**31), 2**31, (16384,), dtype=torch.int32, device="cuda")
     sink = torch.empty(SMS * 256, dtype=torch.int32, device="cuda")
-    ceiling = probe("int8_ceiling", "int8_ceiling<256, 2>", "PPIIi", smem)
-    case = StreamCase(128, 2, 6, cluster=2, m=2048, n=132 * 256, k=4096)
+    cycles = torch.zeros(SMS, dtype=torch.int64, device="cuda")
+    ceiling = probe("int8_ceiling", "int8_ceiling<256, 2, 2>", "PPPIIi", smem)
+    case = StreamCase(256, 2, 1, 5, m=2048, n=132 * 256, k=4096)
     case.allocate(2)
     return [
         load(
             "int8_wgmma n=256 group scales",
-            lambda _: ceiling(SMS, 256, seed, sink, 7, 0x15151515, 2000, smem=smem),
+            lambda _: ceiling(SMS, 256, seed, sink, cycles, 7, 0x15151515, 2000, smem=smem),
             SMS * 2 * 2000 * 4 * 2 * 64 * 256 * 32,
         ),
         load("stream_gemm m=2048", lambda i: case.launch(i % 2), 2 * case.m * case.n * case.k),
@@ -328,7 +342,7 @@ def load(name: str, launch: Callable[[int], None], ops: int, seconds: float = 3.
 
 # ------------------------------------------------------------------------------- compiling in parallel
 def compiling() -> list[Row]:
-    config = "tessera::probe::stream_gemm<tessera::probe::StreamConfig<128, 1, {}, {}, {}, 0>>"
+    config = "tessera::probe::stream_gemm<tessera::probe::StreamConfig<128, 2, 1, {}, {}, {}, 0>>"
     rows: list[Row] = []
     for threads in (1, 2, 4, 8, 16):
         insts = [

@@ -15,6 +15,7 @@ class StreamCase:
     """One configuration of `stream_gemm` and a problem: the fields of the C++ `StreamConfig`; M, N, K."""
 
     tokens: int
+    consumers: int
     row_tiles: int
     stages: int
     group: bool = True
@@ -25,13 +26,18 @@ class StreamCase:
     k: int = 0
 
     def __post_init__(self) -> None:
-        self.smem = self.stages * (self.tokens * 128 + 2 * self.row_tiles * TILE_BYTES) + 2 * 2 * 4096
+        self.rows = 64 * self.consumers * self.row_tiles
+        self.smem = self.stages * (self.tokens * 128 + self.rows // 64 * TILE_BYTES)
+        self.smem += self.consumers * (8192 + self.tokens * 8)  # epilogue
         group = str(self.group).lower()
-        config = f"{self.tokens}, {self.row_tiles}, {self.stages}, {group}, {self.cluster}, {self.once}"
+        config = (
+            f"{self.tokens}, {self.consumers}, {self.row_tiles}, {self.stages}, {group}, {self.cluster}, "
+        )
+        config += f"{self.once}"
         self.fn = kernel(
             "probe/stream_gemm.cuh",
             f"tessera::probe::stream_gemm<tessera::probe::StreamConfig<{config}>>",
-            signature="PPPPPPPiii",
+            signature="PPPPPPPPiii",
             max_smem=self.smem,
         )
 
@@ -54,12 +60,13 @@ class StreamCase:
         self.row_scale = torch.rand(self.n, device="cuda") + 0.5
         self.token_sum = self.x.sum(1, dtype=torch.int32)
         self.token_scale = torch.rand(self.m, device="cuda") / 1000 + 1e-4
+        self.cycles = torch.zeros(SMS, dtype=torch.int64, device="cuda")
         self.y = torch.full((self.m, self.n), float("nan"), dtype=torch.bfloat16, device="cuda")
 
     def launch(self, copy: int) -> None:
         self.fn(
             SMS,
-            384,
+            128 * (1 + self.consumers),
             self.weights[copy],
             self.x_tiled,
             self.offsets,
@@ -67,12 +74,21 @@ class StreamCase:
             self.token_sum,
             self.token_scale,
             self.y,
+            self.cycles,
             self.m // self.tokens,
             self.n,
             self.k // 128,
             smem=self.smem,
             cluster=(self.cluster, 1, 1) if self.cluster > 1 else None,
         )
+
+    def mma_share(self) -> float:
+        """Part of the SM's cycles in the last launch in which its tensor cores multiplied, by operations.
+
+        The clock is the SM's own, so that this does not move with the power limit as TOP/s do.
+        """
+        ideal = self.m * self.n * self.k / SMS / 4096  # 4096 int8 multiply-adds a clock
+        return float(ideal / self.cycles.double().median())
 
     def error(self, copy: int, count: int = 192) -> float:
         """Largest relative difference from the exact result over `count` output channels, in 2^-8."""

@@ -73,13 +73,14 @@ def test_wrong_arguments_are_named(args: tuple[object, ...], message: str) -> No
                 fn(1, 1, *args)
 
 
-def test_attribute_records_have_the_drivers_layout() -> None:
-    address, count = launch._attributes(True, (2, 1, 4))
+def test_launch_configuration_has_the_drivers_layout() -> None:
+    config = launch._Config(7, (32, 2, 1), 4096, True, (2, 1, 4), 0x1234)
+    assert launch._CONFIG.size == 56  # sizeof(CUlaunchConfig)
+    *sizes, smem, stream, address, count = launch._CONFIG.unpack(ctypes.string_at(config.address, 56))
+    assert (sizes, smem, stream, count) == ([7, 1, 1, 32, 2, 1], 4096, 0x1234, 2)
     raw = ctypes.string_at(address, 72 * count)
-    assert count == 2
     assert struct.unpack_from("@I4x3I", raw, 0) == (driver.LAUNCH_CLUSTER_DIMENSION, 2, 1, 4)
     assert struct.unpack_from("@I4xi", raw, 72) == (driver.LAUNCH_PROGRAMMATIC_STREAM_SERIALIZATION, 1)
-    assert launch._CONFIG.size == 56  # sizeof(CUlaunchConfig)
 
 
 @pytest.mark.gpu

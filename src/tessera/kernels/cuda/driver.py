@@ -94,34 +94,38 @@ def ensure_context(device: int) -> None:
         check(lib().cuCtxSetCurrent(primary), "making the context current")
 
 
-def load_function(cubin: bytes, name: str, what: str) -> c_void_p:
-    """Loads a cubin into the current context; the module stays for the life of the process."""
+def load_function(cubin: bytes, name: str, what: str) -> int:
+    """Handle of a kernel loaded into the current context; the module stays for the life of the process."""
     module, function = c_void_p(), c_void_p()
     check(lib().cuModuleLoadData(byref(module), cubin), f"loading {what}")
     check(lib().cuModuleGetFunction(byref(function), module, name.encode()), f"finding {what} ({name})")
-    return function
+    return function.value or 0
 
 
-def parameter_layout(function: c_void_p) -> list[tuple[int, int]] | None:
+def parameter_layout(function: int) -> list[tuple[int, int]] | None:
     """(offset, size) in bytes of each parameter of a loaded kernel; None where the driver cannot tell."""
     if not hasattr(lib(), "cuFuncGetParamInfo"):
         return None
     layout: list[tuple[int, int]] = []
     offset, size = c_size_t(), c_size_t()
-    while lib().cuFuncGetParamInfo(function, c_size_t(len(layout)), byref(offset), byref(size)) == 0:
+    while (
+        lib().cuFuncGetParamInfo(c_void_p(function), c_size_t(len(layout)), byref(offset), byref(size)) == 0
+    ):
         layout.append((offset.value, size.value))
     return layout
 
 
-def function_attribute(function: c_void_p, attribute: int) -> int:
+def function_attribute(function: int, attribute: int) -> int:
     value = c_int()
-    check(lib().cuFuncGetAttribute(byref(value), attribute, function), "reading a function attribute")
+    check(
+        lib().cuFuncGetAttribute(byref(value), attribute, c_void_p(function)), "reading a function attribute"
+    )
     return value.value
 
 
-def allow_dynamic_smem(function: c_void_p, size: int, what: str) -> None:
+def allow_dynamic_smem(function: int, size: int, what: str) -> None:
     """Raises the limit of dynamic shared memory of a kernel above the default of 48 KB."""
-    status = lib().cuFuncSetAttribute(function, FUNC_MAX_DYNAMIC_SMEM, c_int(size))
+    status = lib().cuFuncSetAttribute(c_void_p(function), FUNC_MAX_DYNAMIC_SMEM, c_int(size))
     check(status, f"allowing {size} bytes of dynamic shared memory for {what}")
 
 
@@ -130,11 +134,11 @@ def synchronize(stream: int) -> int:
     return int(lib().cuStreamSynchronize(c_void_p(stream)))
 
 
-def occupancy(function: c_void_p, threads: int, smem: int) -> int:
+def occupancy(function: int, threads: int, smem: int) -> int:
     """Blocks of `threads` threads with `smem` bytes of dynamic shared memory that fit on one SM."""
     blocks = c_int()
     status = lib().cuOccupancyMaxActiveBlocksPerMultiprocessor(
-        byref(blocks), function, c_int(threads), c_size_t(smem)
+        byref(blocks), c_void_p(function), c_int(threads), c_size_t(smem)
     )
     check(status, "computing occupancy")
     return blocks.value

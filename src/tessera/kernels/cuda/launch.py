@@ -29,11 +29,11 @@ _MAX_SHAPES = 4096  # launch configurations kept a kernel
 _CODES = {"P": "pointer", "i": "int32", "I": "uint32", "q": "int64", "f": "float32"}
 # CUlaunchConfig: grid, block, shared bytes; stream; attributes and their count
 _CONFIG = struct.Struct("@7IPPI4x")
-_STREAM, _STREAM_OFFSET = struct.Struct("@P"), struct.calcsize("@7I0P")
 # CUlaunchAttribute: id, value
 _ATTRIBUTE = struct.Struct("@I4x64s")
 
 Dim = int | tuple[int, int, int]
+Cluster = tuple[int, int, int] | None
 
 
 class Kernel:
@@ -51,8 +51,8 @@ class Kernel:
         self.inst = inst
         self.signature = signature
         self.max_smem = max_smem
-        self._functions: dict[int, ctypes.c_void_p] = {}
-        self._configs: dict[tuple[Any, ...], ctypes.Array[ctypes.c_char]] = {}
+        self._functions: dict[int, int] = {}
+        self._configs: dict[tuple[Any, ...], _Config] = {}
         self._lock = threading.Lock()
         self._layout = struct.Struct("@" + signature)
         # "0X" pads up to the alignment of X, which gives the offset that a C struct would have.
@@ -60,6 +60,7 @@ class Kernel:
         self._args = ctypes.create_string_buffer(max(self._layout.size, 1))
         base = ctypes.addressof(self._args)
         self._params = (ctypes.c_void_p * max(len(signature), 1))(*[base + o for o in self._offsets])
+        self._params_address = ctypes.addressof(self._params)
 
     def __repr__(self) -> str:
         return f"Kernel({self.inst.header}, {self.inst.expression})"
@@ -71,7 +72,7 @@ class Kernel:
         *args: Any,
         smem: int = 0,
         pdl: bool = False,
-        cluster: tuple[int, int, int] | None = None,
+        cluster: Cluster = None,
     ) -> None:
         """Enqueues one launch on torch's current stream of the current device.
 
@@ -85,8 +86,7 @@ class Kernel:
         current_device, current_stream, launch = _runtime()
         index = current_device()
         function = self._functions.get(index) or self._load(index)
-        stream = current_stream(index)
-        shape = (grid, block, smem, pdl, cluster)
+        shape = (grid, block, smem, pdl, cluster, current_stream(index))
         with self._lock:
             config = self._configs.get(shape)
             try:
@@ -94,19 +94,18 @@ class Kernel:
                     self._examine(args)
                     if len(self._configs) == _MAX_SHAPES:
                         self._configs.clear()
-                    config = self._configs[shape] = _config(*shape)
+                    config = self._configs[shape] = _Config(*shape)
                 values = [a if isinstance(a, _NUMBERS) else a.data_ptr() for a in args]
                 self._layout.pack_into(self._args, 0, *values)
             except (AttributeError, struct.error) as error:
                 self._examine(args)
                 raise TypeError(f"{self.inst.expression}: {error}") from error
-            _STREAM.pack_into(config, _STREAM_OFFSET, stream)
-            status = launch(config, function, self._params, None)
+            status = launch(config.address, function, self._params_address, None)
             if status == _INVALID_CONTEXT:
                 driver.ensure_context(index)
-                status = launch(config, function, self._params, None)
+                status = launch(config.address, function, self._params_address, None)
         if SYNC_LAUNCH and not status:
-            status = _synchronize(stream)
+            status = _synchronize(shape[-1])
         if status:
             raise LaunchError(
                 f"{self.inst.expression} with grid {_dim(grid)}, block {_dim(block)}, {smem} bytes of shared "
@@ -133,11 +132,11 @@ class Kernel:
         """How many blocks of `threads` threads and `smem` bytes of dynamic shared memory one SM holds."""
         return driver.occupancy(self._loaded(), threads, smem)
 
-    def _loaded(self) -> ctypes.c_void_p:
+    def _loaded(self) -> int:
         index = device.current().index
         return self._functions.get(index) or self._load(index)
 
-    def _load(self, index: int, compiled: CompiledKernel | None = None) -> ctypes.c_void_p:
+    def _load(self, index: int, compiled: CompiledKernel | None = None) -> int:
         import torch
 
         if torch.cuda.is_current_stream_capturing():
@@ -239,14 +238,24 @@ def _dim(size: Dim) -> tuple[int, int, int]:
     return size if isinstance(size, tuple) else (size, 1, 1)
 
 
-def _config(
-    grid: Dim, block: Dim, smem: int, pdl: bool, cluster: tuple[int, int, int] | None
-) -> "ctypes.Array[ctypes.c_char]":
-    """A CUlaunchConfig with its stream left open."""
-    attributes, count = _attributes(pdl, cluster)
-    buffer = ctypes.create_string_buffer(_CONFIG.size)
-    _CONFIG.pack_into(buffer, 0, *_dim(grid), *_dim(block), smem, 0, attributes, count)
-    return buffer
+class _Config:
+    """A CUlaunchConfig in memory of its own."""
+
+    __slots__ = ("_attributes", "_buffer", "address")
+
+    def __init__(self, grid: Dim, block: Dim, smem: int, pdl: bool, cluster: Cluster, stream: int) -> None:
+        records = []
+        if cluster:
+            records.append(_ATTRIBUTE.pack(driver.LAUNCH_CLUSTER_DIMENSION, struct.pack("@3I", *cluster)))
+        if pdl:
+            serialization = driver.LAUNCH_PROGRAMMATIC_STREAM_SERIALIZATION
+            records.append(_ATTRIBUTE.pack(serialization, struct.pack("@i", 1)))
+        self._attributes = ctypes.create_string_buffer(b"".join(records) or b"\0")
+        attributes = ctypes.addressof(self._attributes)
+        self._buffer = ctypes.create_string_buffer(
+            _CONFIG.pack(*_dim(grid), *_dim(block), smem, stream, attributes, len(records))
+        )
+        self.address = ctypes.addressof(self._buffer)
 
 
 def _synchronize(stream: int) -> int:
@@ -254,21 +263,3 @@ def _synchronize(stream: int) -> int:
     import torch
 
     return 0 if torch.cuda.is_current_stream_capturing() else driver.synchronize(stream)
-
-
-@cache
-def _attributes(pdl: bool, cluster: tuple[int, int, int] | None) -> tuple[int, int]:
-    """(address, count) of a CUlaunchAttribute array, kept alive for the life of the process."""
-    records = []
-    if cluster:
-        records.append(_ATTRIBUTE.pack(driver.LAUNCH_CLUSTER_DIMENSION, struct.pack("@3I", *cluster)))
-    if pdl:
-        records.append(_ATTRIBUTE.pack(driver.LAUNCH_PROGRAMMATIC_STREAM_SERIALIZATION, struct.pack("@i", 1)))
-    if not records:
-        return 0, 0
-    buffer = ctypes.create_string_buffer(b"".join(records))
-    _attribute_arrays.append(buffer)
-    return ctypes.addressof(buffer), len(records)
-
-
-_attribute_arrays: list[Any] = []

@@ -13,20 +13,24 @@ namespace tessera::probe {
 
 constexpr int kTileBytes = 4096 + 128;  // 64 rows x K = 128: codes [2][128 threads][16 bytes], then parameters
 
-// kTokens: rows of x a tile; kRowTiles: 64-row tiles a consumer warpgroup; kGroup: scale and offset per group of 128,
+// kTokens: rows of x a tile; kConsumers: warpgroups that multiply, with kRowTiles tiles of 64 rows each; kGroup: scale and offset per group of 128,
 // else the codes are used as they are; kCluster: blocks that share a tile of x by multicast. kOnce leaves work out
-// to see what it costs: bit 0 loads x, bit 1 the weights, only in the first turn of the ring (the result is then wrong).
-template <int kTokens_, int kRowTiles_, int kStages_, bool kGroup_, int kCluster_, int kOnce_>
+// to see what it costs: bit 0 loads x, bit 1 the weights, only in the first turn of the ring; bit 2 unpacks no weights.
+template <int kTokens_, int kConsumers_, int kRowTiles_, int kStages_, bool kGroup_, int kCluster_, int kOnce_>
 struct StreamConfig {
   static constexpr int kTokens = kTokens_, kRowTiles = kRowTiles_, kStages = kStages_, kCluster = kCluster_;
   static constexpr int kOnce = kOnce_;
   static constexpr bool kGroup = kGroup_;
-  static constexpr int kConsumers = 2, kConsumerWarps = 8;
+  static constexpr int kConsumers = kConsumers_, kThreads = kWarpgroup * (1 + kConsumers);
+  // What the block was launched with, dealt anew: 168 x 384, 128 x 512 or 96 x 640 registers.
+  static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32;
+  static constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : kConsumers == 3 ? 160 : 112;
   static constexpr int kTiles = kConsumers * kRowTiles;  // weight tiles a block and step
   static constexpr int kActivationBytes = kTokens * 128;
   static constexpr int kWeightBytes = kTiles * kTileBytes;
   static constexpr int kStageBytes = kActivationBytes + kWeightBytes;
-  static constexpr int kEpilogueBytes = 2 * 32 * 128;  // two buffers of 32 tokens x 64 rows of bf16, a warpgroup
+  static constexpr int kOutputBytes = 2 * 32 * 128;  // two buffers of 32 tokens x 64 rows of bf16
+  static constexpr int kEpilogueBytes = kOutputBytes + kTokens * 8;  // a warpgroup: those, token sums, token scales
   static constexpr int kSmem = kStages * kStageBytes + kConsumers * kEpilogueBytes;
 };
 
@@ -38,6 +42,7 @@ struct StreamArgs {
   const i32* token_sum;    // [m]
   const float* token_scale;  // [m]
   bf16* y;                   // [m, n]
+  u64* cycles;               // [blocks] of the SM's clock, by the first consumer
   int m_tiles, n, steps;     // n: rows of w; steps: k / 128
 };
 
@@ -132,13 +137,38 @@ TESSERA_DEVICE void release_stage(const StreamSmem<C>& smem, int stage) {
   }
 }
 
+// What the epilogue needs of a thread's two rows, fetched before the main loop so that its latency is hidden there.
+struct RowParameters {
+  i32 offset[2];
+  float scale[2];
+};
+
+TESSERA_DEVICE RowParameters load_rows(const StreamArgs& p, int n) {
+  return {{p.offsets[n], p.offsets[n + 8]}, {p.row_scale[n], p.row_scale[n + 8]}};
+}
+
+// Sums and scales of a tile's tokens into shared memory, likewise ahead of time; no one may still read the last ones.
+template <class C>
+TESSERA_DEVICE void stage_tokens(const StreamArgs& p, u32 to, int token_tile, int thread) {
+  for (int i = thread; i < C::kTokens; i += kWarpgroup) {
+    const int m = token_tile * C::kTokens + i;
+    asm volatile("st.shared.b32 [%0], %1;" :: "r"(to + i * 4), "r"(p.token_sum[m]) : "memory");
+    asm volatile("st.shared.b32 [%0], %1;" :: "r"(to + C::kTokens * 4 + i * 4), "f"(p.token_scale[m]) : "memory");
+  }
+}
+
+TESSERA_DEVICE uint2 load_pair(u32 address) {
+  uint2 x;
+  asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(address) : "memory");
+  return x;
+}
+
 template <class C>
 TESSERA_DEVICE void stream_epilogue(const StreamArgs& p, const StreamSmem<C>& smem, int consumer, int token_tile, int row,
-                                    const i32 (&acc)[C::kTokens / 2]) {
-  const int thread = threadIdx.x % kWarpgroup, warp = thread / kWarp, lane = lane_id(), g = lane / 4, t = lane % 4;
-  const int n = row + 16 * warp + g, m = token_tile * C::kTokens;
-  const i32 offset[2] = {p.offsets[n], p.offsets[n + 8]};
-  const float scale[2] = {p.row_scale[n], p.row_scale[n + 8]};
+                                    const RowParameters& rows, const i32 (&acc)[C::kTokens / 2]) {
+  const int thread = threadIdx.x % kWarpgroup, warp = thread / kWarp, lane = lane_id(), t = lane % 4;
+  const int m = token_tile * C::kTokens;
+  const u32 tokens = smem.epilogue(consumer) + C::kOutputBytes;
 #pragma unroll
   for (int chunk = 0; chunk < C::kTokens / 32; ++chunk) {
     const u32 buffer = smem.epilogue(consumer) + chunk % 2 * 4096;
@@ -147,12 +177,12 @@ TESSERA_DEVICE void stream_epilogue(const StreamArgs& p, const StreamSmem<C>& sm
       u32 f[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const int j = chunk * 4 + pair * 2 + i / 2, half = i % 2, token = m + 8 * j + 2 * t;
-        const int2 sum = *reinterpret_cast<const int2*>(p.token_sum + token);
-        const float2 ts = *reinterpret_cast<const float2*>(p.token_scale + token);
-        const float lo = static_cast<float>(acc[4 * j + 2 * half] - offset[half] * sum.x) * (scale[half] * ts.x);
-        const float hi = static_cast<float>(acc[4 * j + 2 * half + 1] - offset[half] * sum.y) * (scale[half] * ts.y);
-        f[i] = pack2<bf16>(lo, hi);
+        const int j = chunk * 4 + pair * 2 + i / 2, half = i % 2, token = 8 * j + 2 * t;
+        const uint2 sum = load_pair(tokens + token * 4), ts = load_pair(tokens + C::kTokens * 4 + token * 4);
+        const i32 first = acc[4 * j + 2 * half] - rows.offset[half] * static_cast<i32>(sum.x);
+        const i32 second = acc[4 * j + 2 * half + 1] - rows.offset[half] * static_cast<i32>(sum.y);
+        f[i] = pack2<bf16>(static_cast<float>(first) * (rows.scale[half] * __uint_as_float(ts.x)),
+                           static_cast<float>(second) * (rows.scale[half] * __uint_as_float(ts.y)));
       }
       const int token = pair * 16 + lane / 16 * 8 + lane % 8;
       stmatrix_trans(buffer + swizzle_128b(token * 128 + 32 * warp + lane / 8 % 2 * 16), f);
@@ -165,7 +195,7 @@ TESSERA_DEVICE void stream_epilogue(const StreamArgs& p, const StreamSmem<C>& sm
       *reinterpret_cast<uint4*>(p.y + static_cast<i64>(m + chunk * 32 + token) * p.n + row + column * 8) = v;
     }
   }
-  // The buffers alternate; after an odd number the next tile starts with the one that was just read.
+  // The buffers alternate; after an odd number the next 64 rows start with the one that was just read.
   if constexpr (C::kTokens / 32 % 2) named_barrier_sync(1 + consumer, kWarpgroup);
 }
 
@@ -177,6 +207,14 @@ TESSERA_DEVICE void stream_consume(const StreamArgs& p, const StreamSmem<C>& sme
   for_each_tile<C>(p, [&](int token_tile, int panel) {
     i32 acc[C::kRowTiles][C::kTokens / 2];
     u32 a[4][4];
+    RowParameters rows[C::kRowTiles];
+    named_barrier_sync(1 + consumer, kWarpgroup);
+    stage_tokens<C>(p, smem.epilogue(consumer) + C::kOutputBytes, token_tile, thread);
+#pragma unroll
+    for (int r = 0; r < C::kRowTiles; ++r) {
+      const int row = (panel * C::kTiles + consumer * C::kRowTiles + r) * 64;
+      rows[r] = load_rows(p, row + thread / kWarp * 16 + lane_id() / 4);
+    }
     Packed now[C::kRowTiles], next[C::kRowTiles];
     const auto fetch = [&](Packed(&w)[C::kRowTiles], const Ring& at) {
       mbarrier_wait(smem.full + at.stage * 8, at.parity);
@@ -197,7 +235,7 @@ TESSERA_DEVICE void stream_consume(const StreamArgs& p, const StreamSmem<C>& sme
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
           const uint4 w = now[r].half[j / 2];
-          unpack<C::kGroup>(a[j], j % 2 ? w.z : w.x, j % 2 ? w.w : w.y, now[r].parameters);
+          if (!(C::kOnce & 4) || k == 0) unpack<C::kGroup>(a[j], j % 2 ? w.z : w.x, j % 2 ? w.w : w.y, now[r].parameters);
           wgmma_fence();
           Mma::rs(acc[r], a[j], wgmma_advance(desc, 32 * j), k > 0 || j > 0);
           wgmma_commit();
@@ -215,28 +253,31 @@ TESSERA_DEVICE void stream_consume(const StreamArgs& p, const StreamSmem<C>& sme
     }
     wgmma_wait<0>();
     release_stage<C>(smem, previous);
+    named_barrier_sync(1 + consumer, kWarpgroup);
 #pragma unroll
     for (int r = 0; r < C::kRowTiles; ++r) {
       keep(acc[r]);
       const int row = (panel * C::kTiles + consumer * C::kRowTiles + r) * 64;
-      stream_epilogue<C>(p, smem, consumer, token_tile, row, acc[r]);
+      stream_epilogue<C>(p, smem, consumer, token_tile, row, rows[r], acc[r]);
     }
   });
 }
 
-// 384 threads: warpgroup 0 produces, 1 and 2 consume. One block a SM; the grid is a multiple of kCluster.
+// kThreads threads: warpgroup 0 produces, the others consume. One block a SM; the grid is a multiple of kCluster.
 template <class C>
-__global__ void __launch_bounds__(384, 1)
+__global__ void __launch_bounds__(C::kThreads, 1)
     stream_gemm(const u8* weights, const u8* activations, const i32* offsets, const float* row_scale,
-                const i32* token_sum, const float* token_scale, bf16* y, int m_tiles, int n, int steps) {
+                const i32* token_sum, const float* token_scale, bf16* y, u64* cycles, int m_tiles,
+                int n, int steps) {
   extern __shared__ __align__(1024) u8 dynamic[];
   __shared__ u64 barriers[2 * C::kStages];
-  const StreamArgs p{weights, activations, offsets, row_scale, token_sum, token_scale, y, m_tiles, n, steps};
+  const StreamArgs p{weights, activations, offsets, row_scale, token_sum, token_scale, y, cycles,
+                     m_tiles, n, steps};
   const StreamSmem<C> smem{smem_address(dynamic), smem_address(barriers), smem_address(barriers + C::kStages)};
   if (threadIdx.x == 0) {
     for (int s = 0; s < C::kStages; ++s) {
       mbarrier_init(smem.full + s * 8, 1);
-      mbarrier_init(smem.empty + s * 8, C::kConsumerWarps * C::kCluster);
+      mbarrier_init(smem.empty + s * 8, 4 * C::kConsumers * C::kCluster);
     }
     fence_barrier_init();
   }
@@ -244,11 +285,13 @@ __global__ void __launch_bounds__(384, 1)
   else __syncthreads();
   const int group = warp_id() / 4;
   if (group == 0) {
-    registers_shrink<40>();
+    registers_shrink<C::kProducerRegisters>();
     if (threadIdx.x == 0) stream_produce<C>(p, smem);
   } else {
-    registers_grow<232>();
+    registers_grow<C::kConsumerRegisters>();
+    const u64 begin = clock64();
     stream_consume<C>(p, smem, group - 1);
+    if (threadIdx.x == kWarpgroup) cycles[blockIdx.x] = clock64() - begin;
   }
   if constexpr (C::kCluster > 1) cluster_sync();
 }
