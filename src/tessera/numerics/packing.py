@@ -1,8 +1,10 @@
 """Dense bit packing of codes: the form checkpoints hold. Kernels have layouts of their own.
 
 Along the last axis code i takes bits i*b .. i*b + b - 1 of a little-endian bit stream: for 4 bits the even
-code is the low half of a byte. Every 8 codes take b bytes, for any b.
+code is the low half of a byte. With g = gcd(8, b), every 8 / g codes take b / g whole bytes.
 """
+
+from math import gcd
 
 import torch
 from torch import Tensor
@@ -28,11 +30,12 @@ def pack(codes: Tensor, bits: int) -> Tensor:
         if low < -(1 << bits - 1) or high >= 1 << bits or (low < 0 and high >= 1 << bits - 1):
             raise PackError(f"codes span [{low}, {high}], which {bits} bits do not hold")
     length = codes.shape[-1]
-    groups = _in_groups(codes, 8)
-    words = torch.zeros(groups.shape[:-1], dtype=torch.int64, device=codes.device)
-    for i in range(8):
-        words |= (groups[..., i].long() & (1 << bits) - 1) << i * bits
-    packed = torch.stack([(words >> 8 * i & 255).to(torch.uint8) for i in range(bits)], dim=-1)
+    count, width, dtype = _group(bits)
+    groups = _in_groups(codes, count)
+    words = torch.zeros(groups.shape[:-1], dtype=dtype, device=codes.device)
+    for i in range(count):
+        words |= (groups[..., i].to(dtype) & (1 << bits) - 1) << i * bits
+    packed = torch.stack([(words >> 8 * i & 255).to(torch.uint8) for i in range(width)], dim=-1)
     return packed.flatten(-2)[..., : packed_length(length, bits)].contiguous()
 
 
@@ -47,16 +50,23 @@ def unpack(packed: Tensor, bits: int, length: int, signed: bool = False) -> Tens
             f"{packed.dtype} rows of {packed.shape[-1]}: {length} codes of {bits} bits are "
             f"{packed_length(length, bits)} bytes (uint8)"
         )
-    groups = _in_groups(packed, bits)
-    words = torch.zeros(groups.shape[:-1], dtype=torch.int64, device=packed.device)
-    for i in range(bits):
-        words |= groups[..., i].long() << 8 * i
+    count, width, dtype = _group(bits)
+    groups = _in_groups(packed, width)
+    words = torch.zeros(groups.shape[:-1], dtype=dtype, device=packed.device)
+    for i in range(width):
+        words |= groups[..., i].to(dtype) << 8 * i
     # Shifting a code to the top of an int8 and back down repeats its sign bit.
-    fields = [(words >> i * bits & (1 << bits) - 1).to(torch.uint8) for i in range(8)]
+    fields = [(words >> i * bits & (1 << bits) - 1).to(torch.uint8) for i in range(count)]
     codes = torch.stack(fields, dim=-1).flatten(-2)[..., :length].contiguous()
     if not signed:
         return codes
     return (codes << 8 - bits).view(torch.int8) >> 8 - bits
+
+
+def _group(bits: int) -> tuple[int, int, torch.dtype]:
+    """Codes and bytes of the smallest run of whole bytes, and the type it is worked on in."""
+    width = bits // gcd(8, bits)
+    return 8 // gcd(8, bits), width, torch.uint8 if width == 1 else torch.int64
 
 
 def _in_groups(x: Tensor, size: int) -> Tensor:
