@@ -1,4 +1,4 @@
-"""Instances of the kernels under `csrc/cuda/probe` that check the wrappers of `csrc/cuda/common`."""
+"""Instances of the kernels under `csrc/cuda/probe`: checks of the wrappers, probes of the device."""
 
 from tessera.kernels.cuda.templates import EVERYWHERE, HOPPER, TemplateCase, grid
 
@@ -47,4 +47,24 @@ CASES: list[TemplateCase] = [
     TemplateCase(SCALAR, "tessera::check::pairs<tessera::f16>", EVERYWHERE),
     TemplateCase(SCALAR, "tessera::check::pairs<tessera::bf16>", HOPPER),
     *grid(SCALAR, "tessera::check::reduce<{t}, {n}>", {"t": ("float", "int"), "n": (32, 96, 1024)}),
+    *grid("probe/rates.cuh", "tessera::probe::rate<{op}, 8>", {"op": range(15)}, HOPPER),
+    *grid(
+        "probe/int8_ceiling.cuh",
+        "tessera::probe::int8_ceiling<{n}, {mode}, {groups}>",
+        {"n": (64, 96, 128), "mode": (0, 1, 2), "groups": (2, 3, 4)},
+        HOPPER,
+    ),
+    *grid(
+        "probe/bandwidth.cuh",
+        "tessera::probe::{name}",
+        {"name": ("read_plain<8>", "read_bulk<8448, 20>", "tiny", "empty")},
+        HOPPER,
+    ),
+    *grid(
+        "probe/stream_gemm.cuh",
+        "tessera::probe::stream_gemm<tessera::probe::StreamConfig<{tokens}, {warpgroups}, 1, 4, {group}, "
+        "{cluster}, 0>>",
+        {"tokens": (64, 128), "warpgroups": (2, 3, 4), "group": _BOTH, "cluster": (1, 2)},
+        HOPPER,
+    ),
 ]

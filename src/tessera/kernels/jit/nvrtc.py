@@ -1,7 +1,8 @@
 """CUDA templates to cubins with NVRTC, from pip wheels alone: no toolkit, no GPU and no driver are needed.
 
 The source handed to NVRTC only instantiates a template (`#include "x.cuh"` and one name expression); the
-headers travel in memory, so what is compiled is exactly what the cache key was computed from.
+headers travel in memory, so what is compiled is exactly what the cache key was computed from. A `__global__`
+that is not a template is compiled along with every instance of its header: make it a template.
 """
 
 import json
