@@ -10,11 +10,6 @@ TESSERA_DEVICE u64 policy_evict_first() {
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   return policy;
 }
-TESSERA_DEVICE u64 policy_evict_last() {
-  u64 policy;
-  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
-}
 
 // cp.async.bulk global -> shared: one thread issues it; the bytes are counted off `barrier` as they land.
 TESSERA_DEVICE void bulk_load(u32 shared, const void* global, u32 bytes, u32 barrier) {

@@ -22,10 +22,6 @@ TESSERA_DEVICE void mbarrier_arrive_expect(u32 barrier, u32 bytes) {
   asm volatile("{ .reg .b64 s; mbarrier.arrive.expect_tx.shared::cta.b64 s, [%0], %1; }"
                :: "r"(barrier), "r"(bytes) : "memory");
 }
-// mbarrier.expect_tx, sm_90: the bytes without the arrival.
-TESSERA_DEVICE void mbarrier_expect(u32 barrier, u32 bytes) {
-  asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" :: "r"(barrier), "r"(bytes) : "memory");
-}
 // mbarrier.arrive on the barrier at the same address in block `rank` of the cluster, sm_90. It hands a buffer back; it
 // does not publish writes to the other block: release at cluster scope costs a fence of the whole GPU (MEMBAR.GPU),
 // several hundred cycles each.
