@@ -91,29 +91,32 @@ def test_dummy_weights_need_a_device(tmp_path) -> None:
         LLM(tmp_path / "m", load_format="dummy")
 
 
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    return write_hf_model(tmp_path_factory.mktemp("models") / "small", SMALL)
+
+
+@pytest.fixture(scope="module")
+def llm(directory):
+    return LLM(
+        directory, device="cuda", max_num_seqs=20, max_num_batched_tokens=256, kv_tokens=16384,
+        max_model_len=1024, seed=1,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def reference(directory):
+    """fp32 logits of whole sequences on the CPU."""
+    model = build_model(open_checkpoint(str(directory)), "cpu", paged=False)
+
+    def logits(ids: list[int]) -> torch.Tensor:
+        return model.logits(model.forward(torch.tensor(ids), dense_metadata([len(ids)])))
+
+    return logits
+
+
 class TestOnDevice:
     pytestmark = GPU
-
-    @pytest.fixture(scope="class")
-    def directory(self, tmp_path_factory):
-        return write_hf_model(tmp_path_factory.mktemp("models") / "small", SMALL)
-
-    @pytest.fixture(scope="class")
-    def llm(self, directory):
-        return LLM(
-            directory, device="cuda", max_num_seqs=20, max_num_batched_tokens=256, kv_tokens=16384,
-            max_model_len=1024, seed=1,
-        )  # fmt: skip
-
-    @pytest.fixture(scope="class")
-    def reference(self, directory):
-        """fp32 logits of whole sequences on the CPU."""
-        model = build_model(open_checkpoint(str(directory)), "cpu", paged=False)
-
-        def logits(ids: list[int]) -> torch.Tensor:
-            return model.logits(model.forward(torch.tensor(ids), dense_metadata([len(ids)])))
-
-        return logits
 
     def prompts(self, count: int, longest: int) -> list[list[int]]:
         generator = torch.Generator().manual_seed(count)
