@@ -10,7 +10,7 @@ from torch import Tensor
 from tessera.kernels.cuda.attention import CudaAttention
 from tessera.kernels.cuda.embedding import CudaEmbedding
 from tessera.kernels.cuda.launch import Kernel
-from tessera.kernels.cuda.linear import CublasLinear
+from tessera.kernels.cuda.linear import CudaLinear
 from tessera.kernels.cuda.rows import CudaNorm, CudaQuantizeRows, CudaSiluMul
 from tessera.kernels.cuda.sampling import sample_rows
 from tessera.kernels.cuda.target import device
@@ -54,7 +54,7 @@ class Layer:
 
     def linear(self, n: int, k: int) -> Callable[[Tensor], Tensor]:
         problem = LinearProblem(device(), LinearSpec(n, k, Chain(BF16), A16, BF16))
-        return CublasLinear("sm90", DTYPE).bind(problem, plain(randn(n, k, dtype=DTYPE, scale=k**-0.5)), None)
+        return CudaLinear("sm90", DTYPE).bind(problem, plain(randn(n, k, dtype=DTYPE, scale=k**-0.5)), None)
 
     def __call__(self, tokens: Tensor) -> list[Tensor]:
         """Every intermediate result."""

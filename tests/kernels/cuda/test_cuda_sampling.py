@@ -1,5 +1,6 @@
 """Sampling on the GPU against the CPU sampler's rule, computed in float64."""
 
+import numpy as np
 import pytest
 import torch
 from cuda_case import GPU
@@ -15,17 +16,17 @@ VOCAB = (5, 257, 49152, 128256)
 def oracle(logits: Tensor, draws: Tensor) -> list[int]:
     """As the CPU sampler: weights in fp32, everything after in float64."""
     tokens = []
-    for row, (temperature, top_k, top_p, u) in zip(logits.cpu(), draws.tolist(), strict=True):
+    for row, (temperature, top_k, top_p, u) in zip(logits.cpu().numpy(), draws.tolist(), strict=True):
         best = row.max()
-        if not best.isfinite():
+        if not np.isfinite(best):
             tokens.append(NOT_FINITE)
         elif temperature == 0:
             tokens.append(int(row.argmax()))
         else:
-            weights = ((row - best) / torch.tensor(temperature, dtype=torch.float32)).exp().double()
+            weights = np.exp((row - best) / np.float32(temperature))
             kept = keep_best(weights, int(top_k), top_p)
-            cumulative = kept.cumsum(0)
-            tokens.append(int(torch.searchsorted(cumulative, cumulative[-1] * u, right=True)))
+            cumulative = weights[kept].cumsum(dtype=np.float64)
+            tokens.append(int(kept[cumulative.searchsorted(cumulative[-1] * u, side="right")]))
     return tokens
 
 

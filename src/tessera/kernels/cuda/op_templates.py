@@ -1,10 +1,8 @@
 """Instances of the templates that models run: row-wise ops, attention, sampling."""
 
-from tessera.kernels.cuda.arguments import CPP_TYPES
-from tessera.kernels.cuda.embedding import ID_TYPES
 from tessera.kernels.cuda.templates import HOPPER, TemplateCase, grid
 
-_TYPES = tuple(CPP_TYPES.values())
+_TYPES = ("tessera::bf16", "tessera::f16")
 _BOTH = (False, True)
 _SHAPES = ("32, 1", "64, 2", "256, 2", "1024, 2", "1024, 4")  # threads, vectors a thread
 _PAGE = "tessera::Page16<{t}, {d}>"
@@ -22,7 +20,7 @@ CASES: list[TemplateCase] = [
         {"t": _TYPES, "s": _SHAPES, "quantize": _BOTH},
     ),
     *grid("elementwise/quantize_rows.cuh", "tessera::quantize_rows<{t}, {s}>", {"t": _TYPES, "s": _SHAPES}),
-    *grid("elementwise/embedding.cuh", "tessera::gather_rows<{t}>", {"t": tuple(ID_TYPES.values())}),
+    *grid("elementwise/embedding.cuh", "tessera::gather_rows<{t}>", {"t": ("tessera::i32", "tessera::i64")}),
     *grid("elementwise/rope_append.cuh", f"tessera::rope_append<{_PAGE}>", {"t": _TYPES, "d": _DIMS}),
     *grid(
         "attention/paged_decode.cuh",
@@ -40,6 +38,11 @@ CASES: list[TemplateCase] = [
         "tessera::paged_decode<tessera::Decode<tessera::Page16<tessera::bf16, 128>, 1, 6>>",
         HOPPER,
         options=("-DTESSERA_NO_BULK_COPY",),
+    ),
+    *grid(
+        "linear/skinny.cuh",
+        "tessera::skinny_linear<tessera::Skinny<{t}, {tiles}, 8>>",
+        {"t": _TYPES, "tiles": (1, 2)},
     ),
     TemplateCase("sampling/sample_rows.cuh", "tessera::sample_rows"),
     TemplateCase("sampling/resolve_tokens.cuh", "tessera::resolve_tokens"),

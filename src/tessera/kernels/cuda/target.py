@@ -4,7 +4,7 @@ from tessera.kernels.cuda import device as devices
 from tessera.kernels.cuda.arguments import CPP_TYPES, FAMILIES
 from tessera.kernels.cuda.attention import CudaAttention
 from tessera.kernels.cuda.embedding import CudaEmbedding
-from tessera.kernels.cuda.linear import CublasLinear
+from tessera.kernels.cuda.linear import CudaLinear
 from tessera.kernels.cuda.rows import CudaNorm, CudaQuantizeRows, CudaSiluMul
 from tessera.kernels.ops import ATTENTION, EMBEDDING, LINEAR, NORM, QUANTIZE_ROWS, SILU_MUL
 from tessera.kernels.registry import Device
@@ -18,7 +18,7 @@ def device() -> Device:
 def _register() -> None:
     for family in FAMILIES:
         for dtype in CPP_TYPES:
-            LINEAR.register(CublasLinear(family, dtype))
+            LINEAR.register(CudaLinear(family, dtype))
             NORM.register(CudaNorm(family, dtype))
             SILU_MUL.register(CudaSiluMul(family, dtype))
             QUANTIZE_ROWS.register(CudaQuantizeRows(family, dtype))

@@ -24,8 +24,7 @@ struct SampleRow {
 TESSERA_DEVICE u64 mass_of(u32 key) { return __float2ull_rn(__uint_as_float(key) * 1099511627776.0f); }
 
 struct RowScratch {
-  u64 mass[kBins];
-  u32 count[kBins];
+  u32 low[kBins], high[kBins];  // a histogram's sums as two words: shared memory adds words, and only words, at once
   u64 warp_mass[kSampleWarps];
   u32 warp_count[kSampleWarps];
   u64 found;
@@ -110,12 +109,10 @@ TESSERA_DEVICE T warp_scan(T x) {
   return x;
 }
 
-// Finds, from the highest bin down, the bin where the running sum of masses (or counts) reaches `target`, and the
-// sum before it. One warp, 64 bins a lane.
-template <bool kByMass>
+// Finds, from the highest bin down, the bin where the running sum reaches `target`, and the sum before it. One warp, 64 bins a lane.
 TESSERA_DEVICE void find_bin(RowScratch& s, u64 target) {
   constexpr int kPerLane = kBins / kWarp;
-  const auto in_bin = [&](int bin) -> u64 { return kByMass ? s.mass[bin] : s.count[bin]; };
+  const auto in_bin = [&](int bin) { return static_cast<u64>(s.high[bin]) << 32 | s.low[bin]; };
   const int top = kBins - 1 - lane_id() * kPerLane;
   u64 mine = 0;
   for (int i = 0; i < kPerLane; ++i) mine += in_bin(top - i);
@@ -143,19 +140,18 @@ TESSERA_DEVICE Descent descend(const RowView& row, RowScratch& s, u64 target, u3
   for (int level = 0; level < 3; ++level) {
     const int shift = level == 0 ? 21 : level == 1 ? 10 : 0;
     const u32 bins = level == 2 ? 1024 : kBins;
-    for (int i = threadIdx.x; i < kBins; i += kSampleThreads) s.mass[i] = 0, s.count[i] = 0;
+    for (int i = threadIdx.x; i < kBins; i += kSampleThreads) s.low[i] = 0, s.high[i] = 0;
     __syncthreads();
     row.each_key([&](int, u32 key) {
       if (key < lowest || (key & known) != d.key) return;
       const u32 bin = (key >> shift) & (bins - 1);
-      if constexpr (kByMass) {
-        atomicAdd(&s.mass[bin], mass_of(key));
-      } else {
-        atomicAdd(&s.count[bin], 1u);
-      }
+      const u64 amount = kByMass ? mass_of(key) : 1;
+      const u32 low = static_cast<u32>(amount);
+      const u32 high = static_cast<u32>(amount >> 32) + (atomicAdd(&s.low[bin], low) > ~low);
+      if (high) atomicAdd(&s.high[bin], high);
     });
     __syncthreads();
-    if (threadIdx.x < kWarp) find_bin<kByMass>(s, target);
+    if (threadIdx.x < kWarp) find_bin(s, target);
     __syncthreads();
     target -= s.found;
     d.above += s.found;

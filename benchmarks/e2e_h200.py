@@ -1,0 +1,160 @@
+"""An 8B Llama shape with random bf16 weights end to end; notes/2026-11-30-cuda-kernels.md.
+
+    python benchmarks/e2e_h200.py [--cases 256x1024x512,1x1024x256] [--out benchmarks/results/e2e_h200.json]
+
+Offline, greedy, every request at once, as the rows of the peers were measured: a run with one output token
+gives the prefill rate, the full run the rest (TPOT is its time beyond the first, by the tokens beyond one).
+The breakdown is what the device did in steady decode steps, by the profiler; gaps are between its kernels.
+"""
+
+import argparse
+import json
+import logging
+import platform
+import random
+import tempfile
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from tessera.engine.config import EngineConfig
+from tessera.engine.cuda_build import build_cuda_core
+from tessera.engine.overlap import OverlappedCore
+from tessera.engine.sampling_params import SamplingParams
+from tessera.kernels.cuda import device
+
+Row = dict[str, object]
+MODEL = "llama-3-8b shape, random bf16"
+LLAMA_3_8B = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 128256, "hidden_size": 4096,
+    "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+    "head_dim": 128, "hidden_act": "silu", "max_position_embeddings": 32768, "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False, "rope_theta": 500000.0, "bos_token_id": 128000, "eos_token_id": 128001,
+}  # fmt: skip
+VLLM_BF16 = {(256, 1024, 512): {"tok_s": 8019, "tpot_ms": 19.98, "prefill_tok_s": 42730}}
+"""vLLM 0.23.0, bf16 weights and KV, the same shape and kind of card, CUDA graphs and torch.compile on."""
+GEMM_MARKS = ("gemm", "nvjet", "cutlass", "gemv", "splitK", "cublas")
+OURS = {
+    "paged_": "attention", "rope_append": "rope", "rms_norm": "norm", "silu_mul": "activation",
+    "sample_rows": "sampling", "gather_rows": "embedding", "resolve_tokens": "embedding",
+}  # fmt: skip
+
+
+def run(core: OverlappedCore, prompts: Sequence[Sequence[int]], output: int) -> float:
+    """Seconds until every prompt has `output` new tokens."""
+    sampling = SamplingParams(temperature=0, max_tokens=output, ignore_eos=True)
+    for index, prompt in enumerate(prompts):
+        core.add(f"request-{index}", prompt, sampling)
+    start = time.perf_counter()
+    while core.has_unfinished:
+        core.step()
+    return time.perf_counter() - start
+
+
+def measure(core: OverlappedCore, batch: int, prompt: int, output: int) -> Row:
+    generator = random.Random(0)
+    prompts = [generator.choices(range(1000, 100000), k=prompt) for _ in range(batch)]
+    run(core, prompts[:4], 2)
+    prefill = min(run(core, prompts, 1) for _ in range(2))
+    total = run(core, prompts, output)
+    decode = total - prefill
+    row: Row = {
+        "system": "tessera", "model": MODEL, "op": "generate", "batch": batch, "prompt": prompt,
+        "output": output, "prefill_tok_s": round(batch * prompt / prefill), "total_s": round(total, 3),
+        "tok_s": round(batch * output / total), "decode_tok_s": round(batch * (output - 1) / decode),
+        "tpot_ms": round(decode / (output - 1) * 1e3, 3),
+    }  # fmt: skip
+    for name, value in VLLM_BF16.get((batch, prompt, output), {}).items():
+        row[f"vllm_bf16_{name}"] = value
+    return row
+
+
+def breakdown(core: OverlappedCore, batch: int, prompt: int, steps: int = 8) -> Row:
+    """Microseconds a decode step by kind of kernel, and gaps, over `steps` steps in the middle of a run."""
+    generator = random.Random(1)
+    sampling = SamplingParams(temperature=0, max_tokens=64 + steps, ignore_eos=True)
+    for index in range(batch):
+        core.add(f"traced-{index}", generator.choices(range(1000, 100000), k=prompt), sampling)
+    while any(a.request.num_output_tokens < 32 for a in core._active.values()):
+        core.step()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as trace:
+        for _ in range(steps + 2):
+            core.step()
+        torch.cuda.synchronize()
+    while core.has_unfinished:
+        core.step()
+    return {"system": "tessera", "model": MODEL, "op": "decode_step", "batch": batch, "context": prompt + 32,
+            **_by_kind(trace)}  # fmt: skip
+
+
+def _by_kind(trace: Any) -> dict[str, object]:
+    events = [e for e in trace.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+    spans = sorted((e.time_range.start, e.time_range.end, e.name) for e in events)
+    starts = [start for start, _, name in spans if "resolve_tokens" in name]
+    first, last = starts[1], starts[-1]  # whole steps, each from the resolution of its tokens
+    spans = [span for span in spans if first <= span[0] < last]
+    kinds: dict[str, float] = {}
+    gaps, end = [], first
+    for start, stop, name in spans:
+        kind = next((k for mark, k in OURS.items() if mark in name), None)
+        kind = kind or ("gemm" if any(mark in name for mark in GEMM_MARKS) else "other")
+        kinds[kind] = kinds.get(kind, 0) + stop - max(start, end)
+        if start > end:
+            gaps.append(start - end)
+        end = max(end, stop)
+    steps = len(starts) - 2
+    parts = {f"{kind}_us": round(total / steps, 1) for kind, total in sorted(kinds.items())}
+    return {
+        "step_us": round((last - first) / steps, 1), **parts, "gaps_us": round(sum(gaps) / steps, 1),
+        "largest_gap_us": round(max(gaps, default=0), 1), "kernels": round(len(spans) / steps),
+    }  # fmt: skip
+
+
+def build(directory: Path, seqs: int, length: int) -> tuple[OverlappedCore, Row]:
+    (directory / "config.json").write_text(json.dumps(LLAMA_3_8B))
+    config = EngineConfig(
+        max_model_len=length, max_num_seqs=seqs, max_num_batched_tokens=8192, memory_fraction=0.95,
+        load_format="dummy", seed=0,
+    )  # fmt: skip
+    started = time.perf_counter()
+    core = build_cuda_core(directory, config)
+    core.self_check()
+    phases = {f"{name.replace(' ', '_')}_s": round(s, 2) for name, s in core.info.startup_seconds.items()}
+    total = round(time.perf_counter() - started, 2)
+    return core, {"system": "tessera", "model": MODEL, "op": "start", "total_s": total, **phases}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cases", default="1x1024x256,8x1024x256,64x1024x256,256x1024x512")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "e2e_h200.json")
+    args = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    cases = [tuple(map(int, case.split("x"))) for case in args.cases.split(",")]
+    with tempfile.TemporaryDirectory() as directory:
+        seqs, length = max(c[0] for c in cases), max(c[1] + c[2] for c in cases)
+        core, start = build(Path(directory), seqs, length)
+        rows = [start]
+        print(start, flush=True)
+        for batch, prompt, output in cases:
+            for row in (measure(core, batch, prompt, output), breakdown(core, batch, prompt)):
+                rows.append(row)
+                print(row, flush=True)
+    result = {
+        "machine": {"gpu": device.current().name, "cpu": platform.processor()},
+        "versions": {"torch": torch.__version__, "cuda": torch.version.cuda},
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "rows": rows,
+    }
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
