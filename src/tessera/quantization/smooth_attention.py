@@ -8,7 +8,7 @@ The turn matters because KV4 stores a minimum: slow pairs of K have steady means
 dimensions all point the same way spans half of one where they oppose. Both fold into the q and k weights.
 
 What is minimized, per KV head, is the expected error of a score: rounding errors of K are uniform with
-variance range^2 / 180 (15 steps, step^2 / 12) and meet the energy of Q,
+variance (range / 15)^2 / 12 and meet the energy of Q,
 
     loss = mean over tokens of (max - min of a head's K)^2  *  sum over pairs of lambda^2 |q|^2
 """
