@@ -9,6 +9,7 @@ from torch import Tensor
 from tessera.kernels.cpu.arguments import check_rows, check_vector, describe
 from tessera.kernels.cpu.kernel import CpuKernel
 from tessera.kernels.cpu.library import require
+from tessera.kernels.cpu.memory import zeros
 from tessera.kernels.errors import KernelArgumentError
 from tessera.kernels.ops import AttentionProblem
 from tessera.kernels.registry import Verdict, no, runs
@@ -86,7 +87,7 @@ class BoundAttention:
         return self._problem.num_kv_heads * self._slice_bytes
 
     def allocate(self, num_pages: int) -> Tensor:
-        return torch.zeros(num_pages, self._problem.num_kv_heads, self._slice_bytes, dtype=torch.uint8)
+        return zeros(num_pages, self._problem.num_kv_heads, self._slice_bytes, dtype=torch.uint8)
 
     def __call__(self, qkv: Tensor, cache: Tensor, meta: AttentionMetadata) -> Tensor:
         tokens = check_rows(self.kernel_id, "qkv", qkv, self._qkv_width)

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from tessera.kernels.cpu.memory import resident
 from tessera.kernels.errors import KernelArgumentError
 from tessera.kernels.registry import Layout
 from tessera.numerics import QTensor, code_bounds, code_dtype, plain
@@ -55,11 +56,13 @@ def _from_blocks(x: Tensor, rows: int) -> Tensor:
     return x.flatten(0, 1)[:rows]
 
 
+def _block_param(param: QTensor) -> Tensor:
+    """[N, groups] -> [blocks, groups, 16]."""
+    return _blocks(param.codes).transpose(1, 2)
+
+
 def _pack_params(weight: QTensor) -> dict[str, Tensor]:
-    return {
-        name: _blocks(param.codes).transpose(1, 2).contiguous()  # [blocks, groups, 16]
-        for name, param in weight.params.items()
-    }
+    return {name: resident(_block_param(param)) for name, param in weight.params.items()}
 
 
 def _unpack_params(packed: Packed) -> dict[str, QTensor]:
@@ -76,7 +79,7 @@ def pack_bytes(weight: QTensor) -> Packed:
     codes = _blocks(weight.codes)
     codes = F.pad(codes, (0, -codes.shape[-1] % 4))
     quads = (codes.view(torch.uint8) ^ 128).view(*codes.shape[:2], -1, 4).transpose(1, 2)
-    return Packed(weight.tile, quads.contiguous(), _pack_params(weight))
+    return Packed(weight.tile, resident(quads), _pack_params(weight))
 
 
 def unpack_bytes(packed: Packed) -> QTensor:
@@ -93,7 +96,7 @@ def pack_nibbles(weight: QTensor) -> Packed:
         codes = torch.cat((codes, _zero_codes(weight)[:, -1:].expand(-1, missing)), dim=1)
     halves = _blocks(codes).view(-1, LANES, codes.shape[1] // 8, 2, 4)
     nibbles = (halves[..., 0, :] | halves[..., 1, :] << 4).transpose(1, 2)
-    return Packed(weight.tile, nibbles.contiguous(), _pack_params(weight))
+    return Packed(weight.tile, resident(nibbles), _pack_params(weight))
 
 
 def unpack_nibbles(packed: Packed) -> QTensor:
@@ -104,7 +107,7 @@ def unpack_nibbles(packed: Packed) -> QTensor:
 
 
 def pack_floats(weight: QTensor) -> Packed:
-    return Packed(weight.tile, _blocks(weight.codes).transpose(1, 2).contiguous(), {})
+    return Packed(weight.tile, resident(_blocks(weight.codes).transpose(1, 2)), {})
 
 
 def unpack_floats(packed: Packed) -> QTensor:
@@ -192,4 +195,4 @@ def packed(weight: QTensor) -> Packed:
 
 
 def _same_params(known: Packed, weight: QTensor) -> bool:
-    return all(torch.equal(known.params[name], p) for name, p in _pack_params(weight).items())
+    return all(torch.equal(known.params[name], _block_param(p)) for name, p in weight.params.items())

@@ -111,19 +111,19 @@ inline void scores(const Attention& a, const uint8_t* slice, Tile<R>& t) {
   using namespace simd;
   for (int lane = 0; lane < kPlane; lane += W) {
     F sum[R][4];
-    for (int r = 0; r < R; ++r) {
-      for (int i = 0; i < 4; ++i) sum[r][i] = set(0);
+    UNROLL for (int r = 0; r < R; ++r) {
+      UNROLL for (int i = 0; i < 4; ++i) sum[r][i] = set(0);
     }
     for (int64_t d = 0; d < a.head_dim; ++d) {
       F k[4];
       Page::template planes<4>(slice, d * 4, lane, k);
-      for (int r = 0; r < R; ++r) {
+      UNROLL for (int r = 0; r < R; ++r) {
         const F q = set(t.q[r][d]);
-        for (int i = 0; i < 4; ++i) sum[r][i] = fma(k[i], q, sum[r][i]);
+        UNROLL for (int i = 0; i < 4; ++i) sum[r][i] = fma(k[i], q, sum[r][i]);
       }
     }
-    for (int r = 0; r < R; ++r) {
-      for (int i = 0; i < 4; ++i) store(t.p[r] + i * kPlane + lane, sum[r][i]);
+    UNROLL for (int r = 0; r < R; ++r) {
+      UNROLL for (int i = 0; i < 4; ++i) store(t.p[r] + i * kPlane + lane, sum[r][i]);
     }
   }
 }
@@ -171,19 +171,19 @@ inline void values(const Attention& a, const uint8_t* body, int64_t first, int64
   const int64_t row_planes = a.head_dim / kPlane;
   for (int lane = 0; lane < kPlane; lane += W) {
     F sum[R][N];
-    for (int r = 0; r < R; ++r) {
-      for (int i = 0; i < N; ++i) sum[r][i] = load(t.out[r] + (first + i) * kPlane + lane) * set(t.decay[r]);
+    UNROLL for (int r = 0; r < R; ++r) {
+      UNROLL for (int i = 0; i < N; ++i) sum[r][i] = load(t.out[r] + (first + i) * kPlane + lane) * set(t.decay[r]);
     }
     for (int64_t token = 0; token < tokens; ++token) {
       F v[N];
       Page::template planes<N>(body, token * row_planes + first, lane, v);
-      for (int r = 0; r < R; ++r) {
+      UNROLL for (int r = 0; r < R; ++r) {
         const F p = set(t.p[r][token]);
-        for (int i = 0; i < N; ++i) sum[r][i] = fma(v[i], p, sum[r][i]);
+        UNROLL for (int i = 0; i < N; ++i) sum[r][i] = fma(v[i], p, sum[r][i]);
       }
     }
-    for (int r = 0; r < R; ++r) {
-      for (int i = 0; i < N; ++i) store(t.out[r] + (first + i) * kPlane + lane, sum[r][i]);
+    UNROLL for (int r = 0; r < R; ++r) {
+      UNROLL for (int i = 0; i < N; ++i) store(t.out[r] + (first + i) * kPlane + lane, sum[r][i]);
     }
   }
 }
@@ -200,7 +200,7 @@ void attend(const Attention& a, const Step& s, const Queries& queries, int64_t r
   float* memory = scratch<5, float>(2 * R * dim);
   Tile<R> t;
   int64_t seen = 0;
-  for (int r = 0; r < R; ++r) {
+  UNROLL for (int r = 0; r < R; ++r) {
     const int64_t token = queries.first_token + (row + r) / a.group();
     const int64_t head = queries.head * a.group() + (row + r) % a.group();
     float* q = memory + r * dim;
@@ -221,14 +221,14 @@ void attend(const Attention& a, const Step& s, const Queries& queries, int64_t r
     const uint8_t* body = slice + Page::body_bytes(dim);
     const int64_t tokens = std::min<int64_t>(kPage, seen - start);
     scores<Page, R>(a, slice, t);
-    for (int r = 0; r < R; ++r) softmax_page<Page, R>(a, slice, start, r, t);
+    UNROLL for (int r = 0; r < R; ++r) softmax_page<Page, R>(a, slice, start, r, t);
     int64_t plane = 0;
     if (row_planes % 4 == 0) {
       for (; plane < row_planes; plane += 4) values<Page, R, 4>(a, body, plane, tokens, t);
     }
     for (; plane < row_planes; ++plane) values<Page, R, 1>(a, body, plane, tokens, t);
   }
-  for (int r = 0; r < R; ++r) {
+  UNROLL for (int r = 0; r < R; ++r) {
     const int64_t token = queries.first_token + (row + r) / a.group();
     const int64_t head = queries.head * a.group() + (row + r) % a.group();
     const F shift = set(sum(t.shift[r])), scale = set(1.0f / sum(t.total[r]));

@@ -54,15 +54,15 @@ template <int R>
 inline void nibble_dots(const uint8_t* codes, const int8_t* x, int64_t stride, int64_t chunks, Bytes scale, Bytes* sum) {
   for (int64_t start = 0; start < chunks; start += 4) {
     Bytes part[R];
-    for (int r = 0; r < R; ++r) part[r] = zero_bytes();
+    UNROLL for (int r = 0; r < R; ++r) part[r] = zero_bytes();
     for (int64_t c = start; c < std::min(start + 4, chunks); ++c) {
       const Bytes v = load_bytes(codes + c * 64), low = low_nibbles(v), high = high_nibbles(v);
-      for (int r = 0; r < R; ++r) {
+      UNROLL for (int r = 0; r < R; ++r) {
         part[r] = add16(part[r], maddubs(low, broadcast4(x + r * stride + c * 8)));
         part[r] = add16(part[r], maddubs(high, broadcast4(x + r * stride + c * 8 + 4)));
       }
     }
-    for (int r = 0; r < R; ++r) sum[r] = add32(sum[r], madd(part[r], scale));
+    UNROLL for (int r = 0; r < R; ++r) sum[r] = add32(sum[r], madd(part[r], scale));
   }
 }
 
@@ -77,7 +77,7 @@ inline void w4_group_part(const IntLinear& w, int64_t block, int part, const Row
     const Bytes scale = widen_bytes(scales + g * kLanes);
     const Bytes offset = mul32(scale, widen_bytes(zeros + g * kLanes));  // at most 255 * 15
     nibble_dots<R>(codes + start * 8, first + start, x.stride, size / 8, mul32(scale, set_words(0x10001)), sum);
-    for (int r = 0; r < R; ++r) {
+    UNROLL for (int r = 0; r < R; ++r) {
       const int32_t total = x.group_sum[(row + r) * w.groups + g];  // fits 16 bits: groups have at most 256 k
       sum[r] = sub32(sum[r], madd(offset, set_words(total & 0xffff)));
     }
@@ -89,7 +89,7 @@ inline void w4_channel_part(const IntLinear& w, int64_t block, int part, const R
   const uint8_t* codes = w.codes + block * w.block_bytes() + part * 4;
   nibble_dots<R>(codes, x.codes + row * x.stride, x.stride, w.k_padded / 8, set_words(0x10001), sum);
   const Bytes zero = widen_bytes(w.group_zero + block * kLanes + part);
-  for (int r = 0; r < R; ++r) sum[r] = sub32(sum[r], mul32(zero, set_words(x.row_sum[row + r])));
+  UNROLL for (int r = 0; r < R; ++r) sum[r] = sub32(sum[r], mul32(zero, set_words(x.row_sum[row + r])));
 }
 
 template <int R>
@@ -99,28 +99,28 @@ inline void w8_part(const IntLinear& w, int64_t block, int part, const Rows& x, 
   const int64_t quads = w.k_padded / 4;
   for (int64_t start = 0; start < quads; start += 8) {
     Bytes low[R], high[R];
-    for (int r = 0; r < R; ++r) low[r] = high[r] = zero_bytes();
+    UNROLL for (int r = 0; r < R; ++r) low[r] = high[r] = zero_bytes();
     for (int64_t q = start; q < std::min(start + 8, quads); ++q) {
       const Bytes v = load_bytes(codes + q * 64), a = low_nibbles(v), b = high_nibbles(v);
-      for (int r = 0; r < R; ++r) {
+      UNROLL for (int r = 0; r < R; ++r) {
         const Bytes value = broadcast4(first + r * x.stride + q * 4);
         low[r] = add16(low[r], maddubs(a, value));
         high[r] = add16(high[r], maddubs(b, value));
       }
     }
-    for (int r = 0; r < R; ++r) {
+    UNROLL for (int r = 0; r < R; ++r) {
       const Bytes both = add32(madd(low[r], set_words(0x10001)), madd(high[r], set_words(0x100010)));
       sum[r] = add32(sum[r], both);
     }
   }
-  for (int r = 0; r < R; ++r) sum[r] = sub32(sum[r], set_words(128 * x.row_sum[row + r]));
+  UNROLL for (int r = 0; r < R; ++r) sum[r] = sub32(sum[r], set_words(128 * x.row_sum[row + r]));
 }
 
 template <int R>
 void int_block(const IntLinear& w, int64_t block, const Rows& x, int64_t row, int32_t (*sums)[kLanes]) {
   for (int part = 0; part < kLanes; part += kPart) {
     Bytes sum[R];
-    for (int r = 0; r < R; ++r) sum[r] = zero_bytes();
+    UNROLL for (int r = 0; r < R; ++r) sum[r] = zero_bytes();
     if (w.kind == kW8) {
       w8_part<R>(w, block, part, x, row, sum);
     } else if (w.kind == kW4Group) {
@@ -128,7 +128,7 @@ void int_block(const IntLinear& w, int64_t block, const Rows& x, int64_t row, in
     } else {
       w4_channel_part<R>(w, block, part, x, row, sum);
     }
-    for (int r = 0; r < R; ++r) store_words(sums[r] + part, sum[r]);
+    UNROLL for (int r = 0; r < R; ++r) store_words(sums[r] + part, sum[r]);
   }
 }
 

@@ -20,16 +20,16 @@ template <int R>
 inline void nibble_dots(const uint8_t* codes, const int8_t* x, int64_t stride, int64_t chunks, __m512i* sum) {
   const __m512i mask = _mm512_set1_epi8(15);
   __m512i low[R], high[R];
-  for (int r = 0; r < R; ++r) low[r] = high[r] = _mm512_setzero_si512();
+  UNROLL for (int r = 0; r < R; ++r) low[r] = high[r] = _mm512_setzero_si512();
   for (int64_t c = 0; c < chunks; ++c) {
     const __m512i v = _mm512_loadu_si512(codes + c * 64);
     const __m512i a = _mm512_and_si512(v, mask), b = _mm512_and_si512(_mm512_srli_epi16(v, 4), mask);
-    for (int r = 0; r < R; ++r) {
+    UNROLL for (int r = 0; r < R; ++r) {
       low[r] = _mm512_dpbusd_epi32(low[r], a, broadcast4(x + r * stride + c * 8));
       high[r] = _mm512_dpbusd_epi32(high[r], b, broadcast4(x + r * stride + c * 8 + 4));
     }
   }
-  for (int r = 0; r < R; ++r) sum[r] = _mm512_add_epi32(low[r], high[r]);
+  UNROLL for (int r = 0; r < R; ++r) sum[r] = _mm512_add_epi32(low[r], high[r]);
 }
 
 template <int R>
@@ -38,13 +38,13 @@ inline void w4_group_block(const IntLinear& w, int64_t block, const Rows& x, int
   const uint8_t* scales = w.group_scale + block * w.groups * kLanes;
   const uint8_t* zeros = w.group_zero + block * w.groups * kLanes;
   const int8_t* first = x.codes + row * x.stride;
-  for (int r = 0; r < R; ++r) sum[r] = _mm512_setzero_si512();
+  UNROLL for (int r = 0; r < R; ++r) sum[r] = _mm512_setzero_si512();
   for (int64_t g = 0; g < w.groups; ++g) {
     const int64_t start = g * w.group, size = std::min(w.group, w.k_padded - start);
     const __m512i scale = widen16(scales + g * kLanes), zero = widen16(zeros + g * kLanes);
     __m512i part[R];
     nibble_dots<R>(codes + start * 8, first + start, x.stride, size / 8, part);
-    for (int r = 0; r < R; ++r) {
+    UNROLL for (int r = 0; r < R; ++r) {
       const int32_t total = x.group_sum[(row + r) * w.groups + g];  // fits 16 bits: groups have at most 256 k
       const __m512i offset = _mm512_madd_epi16(zero, _mm512_set1_epi32(total & 0xffff));
       sum[r] = _mm512_add_epi32(sum[r], _mm512_mullo_epi32(scale, _mm512_sub_epi32(part[r], offset)));
@@ -57,7 +57,7 @@ inline void w4_channel_block(const IntLinear& w, int64_t block, const Rows& x, i
   const int8_t* first = x.codes + row * x.stride;
   nibble_dots<R>(w.codes + block * w.block_bytes(), first, x.stride, w.k_padded / 8, sum);
   const __m512i zero = widen16(w.group_zero + block * kLanes);
-  for (int r = 0; r < R; ++r) {
+  UNROLL for (int r = 0; r < R; ++r) {
     const __m512i offset = _mm512_mullo_epi32(zero, _mm512_set1_epi32(x.row_sum[row + r]));
     sum[r] = _mm512_sub_epi32(sum[r], offset);
   }
@@ -68,17 +68,17 @@ inline void w8_block(const IntLinear& w, int64_t block, const Rows& x, int64_t r
   const uint8_t* codes = w.codes + block * w.block_bytes();
   const int8_t* first = x.codes + row * x.stride;
   __m512i even[R], odd[R];
-  for (int r = 0; r < R; ++r) even[r] = odd[r] = _mm512_setzero_si512();
+  UNROLL for (int r = 0; r < R; ++r) even[r] = odd[r] = _mm512_setzero_si512();
   const int64_t quads = w.k_padded / 4;
   int64_t q = 0;
   for (; q + 2 <= quads; q += 2) {
     const __m512i a = _mm512_loadu_si512(codes + q * 64), b = _mm512_loadu_si512(codes + q * 64 + 64);
-    for (int r = 0; r < R; ++r) {
+    UNROLL for (int r = 0; r < R; ++r) {
       even[r] = _mm512_dpbusd_epi32(even[r], a, broadcast4(first + r * x.stride + q * 4));
       odd[r] = _mm512_dpbusd_epi32(odd[r], b, broadcast4(first + r * x.stride + q * 4 + 4));
     }
   }
-  for (int r = 0; r < R; ++r) {
+  UNROLL for (int r = 0; r < R; ++r) {
     if (q < quads) {
       const __m512i last = broadcast4(first + r * x.stride + q * 4);
       even[r] = _mm512_dpbusd_epi32(even[r], _mm512_loadu_si512(codes + q * 64), last);
@@ -98,7 +98,7 @@ void int_block(const IntLinear& w, int64_t block, const Rows& x, int64_t row, in
   } else {
     w4_channel_block<R>(w, block, x, row, sum);
   }
-  for (int r = 0; r < R; ++r) _mm512_storeu_si512(sums[r], sum[r]);
+  UNROLL for (int r = 0; r < R; ++r) _mm512_storeu_si512(sums[r], sum[r]);
 }
 
 }  // namespace tessera

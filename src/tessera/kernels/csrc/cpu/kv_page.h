@@ -37,7 +37,7 @@ struct FloatPage {
   template <int N>
   static void planes(const uint8_t* body, int64_t first, int lane, simd::F* out) {
     const T* p = reinterpret_cast<const T*>(body) + first * kPlane + lane;
-    for (int i = 0; i < N; ++i) out[i] = convert(p + i * kPlane);
+    UNROLL for (int i = 0; i < N; ++i) out[i] = convert(p + i * kPlane);
   }
 
   static void put(T* to, const float* x) {

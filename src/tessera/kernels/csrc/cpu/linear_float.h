@@ -96,22 +96,23 @@ struct U4Column {
 template <int R, int C, int J, class Column>
 inline void float_step(const Column* columns, const float* x, int64_t stride, int64_t k, simd::F (*sum)[C]) {
   simd::F weights[C];
-  for (int c = 0; c < C; ++c) weights[c] = columns[c].template weight<J>(k);
-  for (int r = 0; r < R; ++r) {
+  UNROLL for (int c = 0; c < C; ++c) weights[c] = columns[c].template weight<J>(k);
+  UNROLL for (int r = 0; r < R; ++r) {
     const simd::F value = simd::set(x[r * stride + k + J]);
-    for (int c = 0; c < C; ++c) sum[r][c] = simd::fma(weights[c], value, sum[r][c]);
+    UNROLL for (int c = 0; c < C; ++c) sum[r][c] = simd::fma(weights[c], value, sum[r][c]);
   }
 }
 
-// k..k+7, or as many as there are before `stop`.
+// k..k+7, or as many of them as lie before `stop`.
 template <int R, int C, class Column, int... J>
-inline void float_steps(const Column* columns, const float* x, int64_t stride, int64_t k, int64_t stop,
-                        simd::F (*sum)[C], std::integer_sequence<int, J...>) {
-  if (k + 8 <= stop) {
-    (float_step<R, C, J>(columns, x, stride, k, sum), ...);
-  } else {
-    ((k + J < stop ? float_step<R, C, J>(columns, x, stride, k, sum) : void()), ...);
-  }
+inline void float_steps(const Column* columns, const float* x, int64_t stride, int64_t k, simd::F (*sum)[C],
+                        std::integer_sequence<int, J...>) {
+  (float_step<R, C, J>(columns, x, stride, k, sum), ...);
+}
+template <int R, int C, class Column, int... J>
+inline void last_steps(const Column* columns, const float* x, int64_t stride, int64_t k, int64_t stop,
+                       simd::F (*sum)[C], std::integer_sequence<int, J...>) {
+  ((k + J < stop ? float_step<R, C, J>(columns, x, stride, k, sum) : void()), ...);
 }
 
 inline void finish_float(const FloatLinear& w, int64_t vector, simd::F sum, float* y) {
@@ -119,9 +120,10 @@ inline void finish_float(const FloatLinear& w, int64_t vector, simd::F sum, floa
   const int64_t first = vector * W;
   if (w.kind == kS8) sum = sum * load(w.scale + first);
   if (w.bias) sum = sum + load(w.bias + first);
-  float out[W];
-  store(out, sum);
-  memcpy(y + first, out, sizeof(float) * std::min<int64_t>(W, w.n - first));
+  if (first + W <= w.n) return store(y + first, sum);
+  float partial[W];
+  store(partial, sum);
+  memcpy(y + first, partial, sizeof(float) * (w.n - first));
 }
 
 // R rows of x against C vectors of outputs, the first being `vector`.
@@ -131,19 +133,19 @@ void float_tile(const FloatLinear& w, int64_t vector, const float* x, float* y) 
   constexpr int kVectors = kLanes / W;  // of a block
   Column columns[C];
   F sum[R][C];
-  for (int c = 0; c < C; ++c) {
+  UNROLL for (int c = 0; c < C; ++c) {
     columns[c].init(w, (vector + c) / kVectors, (vector + c) % kVectors * W);
-    for (int r = 0; r < R; ++r) sum[r][c] = set(0);
+    UNROLL for (int r = 0; r < R; ++r) sum[r][c] = set(0);
   }
   for (int64_t g = 0; g < w.groups; ++g) {
-    for (int c = 0; c < C; ++c) columns[c].start_group(w, g);
+    UNROLL for (int c = 0; c < C; ++c) columns[c].start_group(w, g);
     const int64_t stop = std::min((g + 1) * w.group, w.k);
-    for (int64_t k = g * w.group; k < stop; k += 8) {
-      float_steps<R, C>(columns, x, w.k, k, stop, sum, std::make_integer_sequence<int, 8>());
-    }
+    int64_t k = g * w.group;
+    for (; k + 8 <= stop; k += 8) float_steps<R, C>(columns, x, w.k, k, sum, std::make_integer_sequence<int, 8>());
+    if (k < stop) last_steps<R, C>(columns, x, w.k, k, stop, sum, std::make_integer_sequence<int, 7>());
   }
-  for (int r = 0; r < R; ++r) {
-    for (int c = 0; c < C; ++c) finish_float(w, vector + c, sum[r][c], y + r * w.n);
+  UNROLL for (int r = 0; r < R; ++r) {
+    UNROLL for (int c = 0; c < C; ++c) finish_float(w, vector + c, sum[r][c], y + r * w.n);
   }
 }
 

@@ -49,23 +49,27 @@ struct Rows {  // int8 activations; rows of codes are `stride` bytes apart and r
 template <int R>
 void int_block(const IntLinear& w, int64_t block, const Rows& x, int64_t row, int32_t (*sums)[kLanes]);
 
-// What 8-bit codes are stored with (128) or a channel's zero point, times the row sum, comes off here.
+// Writes y[row] of one block from its exact sums.
 inline void finish_int(const IntLinear& w, int64_t block, const Rows& x, int64_t row, const int32_t* sums, float* y) {
   using namespace simd;
-  float out[kLanes];
+  const int64_t first = block * kLanes;
+  const bool whole = first + kLanes <= w.n;
+  float partial[kLanes];
+  float* out = whole ? y + row * w.n + first : partial;
   for (int i = 0; i < kLanes; i += W) {
-    F value = to_float(load_int(sums + i)) * set(x.scale[row]) * load(w.scale + block * kLanes + i);
-    if (w.bias) value = value + load(w.bias + block * kLanes + i);
+    F value = to_float(load_int(sums + i)) * set(x.scale[row]) * load(w.scale + first + i);
+    if (w.bias) value = value + load(w.bias + first + i);
     store(out + i, value);
   }
-  const int64_t first = block * kLanes;
-  memcpy(y + row * w.n + first, out, sizeof(float) * std::min<int64_t>(kLanes, w.n - first));
+  if (!whole) memcpy(y + row * w.n + first, partial, sizeof(float) * (w.n - first));
 }
 
 // Rows row..row+R-1 of one block.
 template <int R>
 void int_tile(const IntLinear& w, int64_t block, const Rows& x, int64_t row, float* y) {
   alignas(64) int32_t sums[R][kLanes];
+  // Output lines are asked for before the sums: their misses, one row after the other, would cost more.
+  for (int r = 0; r < R; ++r) __builtin_prefetch(y + (row + r) * w.n + block * kLanes, 1);
   int_block<R>(w, block, x, row, sums);
   for (int r = 0; r < R; ++r) finish_int(w, block, x, row + r, sums[r], y);
 }

@@ -13,8 +13,11 @@ namespace tessera {
 
 constexpr int64_t kRowsPerChunk = 96;
 
-// Every row against one block, codes decoded on the fly for 4 rows at a time.
+// Every row against one block, codes decoded on the fly for as many rows at a time as registers allow.
 inline void direct_rows(const IntLinear& w, int64_t block, const Rows& x, int64_t row, int64_t stop, float* y) {
+  if constexpr (simd::W == 16) {
+    for (; row + 8 <= stop; row += 8) int_tile<8>(w, block, x, row, y);
+  }
   for (; row + 4 <= stop; row += 4) int_tile<4>(w, block, x, row, y);
   for (; row + 2 <= stop; row += 2) int_tile<2>(w, block, x, row, y);
   if (row < stop) int_tile<1>(w, block, x, row, y);

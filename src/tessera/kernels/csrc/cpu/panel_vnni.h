@@ -34,24 +34,25 @@ inline void decode_block(const IntLinear& w, int64_t block, uint8_t* out) {
   }
 }
 
-// Sums of R rows and B blocks of bytes, `block_stride` apart.
+// Sums of R rows and B blocks of bytes, `block_stride` apart. Kept out of line: merged with what follows, the
+// sums would be kept in memory.
 template <int R, int B>
-inline void byte_tile(const uint8_t* bytes, int64_t block_stride, const int8_t* x, int64_t stride, int64_t quads,
+__attribute__((noinline)) void byte_tile(const uint8_t* bytes, int64_t block_stride, const int8_t* x, int64_t stride, int64_t quads,
                       int32_t (*sums)[kLanes]) {
   __m512i sum[R][B];
-  for (int r = 0; r < R; ++r) {
-    for (int b = 0; b < B; ++b) sum[r][b] = _mm512_setzero_si512();
+  UNROLL for (int r = 0; r < R; ++r) {
+    UNROLL for (int b = 0; b < B; ++b) sum[r][b] = _mm512_setzero_si512();
   }
   for (int64_t q = 0; q < quads; ++q) {
     __m512i weights[B];
-    for (int b = 0; b < B; ++b) weights[b] = _mm512_loadu_si512(bytes + b * block_stride + q * 64);
-    for (int r = 0; r < R; ++r) {
+    UNROLL for (int b = 0; b < B; ++b) weights[b] = _mm512_loadu_si512(bytes + b * block_stride + q * 64);
+    UNROLL for (int r = 0; r < R; ++r) {
       const __m512i value = broadcast4(x + r * stride + q * 4);
-      for (int b = 0; b < B; ++b) sum[r][b] = _mm512_dpbusd_epi32(sum[r][b], weights[b], value);
+      UNROLL for (int b = 0; b < B; ++b) sum[r][b] = _mm512_dpbusd_epi32(sum[r][b], weights[b], value);
     }
   }
-  for (int r = 0; r < R; ++r) {
-    for (int b = 0; b < B; ++b) _mm512_storeu_si512(sums[r * B + b], sum[r][b]);
+  UNROLL for (int r = 0; r < R; ++r) {
+    UNROLL for (int b = 0; b < B; ++b) _mm512_storeu_si512(sums[r * B + b], sum[r][b]);
   }
 }
 
@@ -66,10 +67,10 @@ struct Panel {
   void tile(int64_t row) const {
     alignas(64) int32_t sums[R * B][kLanes];
     byte_tile<R, B>(bytes, w.k_padded * kLanes, x.codes + row * x.stride, x.stride, w.k_padded / 4, sums);
-    for (int b = 0; b < B; ++b) {
+    UNROLL for (int b = 0; b < B; ++b) {
       __m512i offset = _mm512_set1_epi32(128);
       if (w.kind == kW4Channel) offset = widen16(w.group_zero + (block + b) * kLanes);
-      for (int r = 0; r < R; ++r) {
+      UNROLL for (int r = 0; r < R; ++r) {
         const __m512i off = _mm512_mullo_epi32(offset, _mm512_set1_epi32(x.row_sum[row + r]));
         int32_t* sum = sums[r * B + b];
         _mm512_store_si512(sum, _mm512_sub_epi32(_mm512_load_si512(sum), off));

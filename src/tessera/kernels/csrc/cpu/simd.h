@@ -9,6 +9,13 @@
 #include "simd_portable.h"
 #endif
 
+// Before loops over arrays of vectors: only when they are unrolled early do the arrays live in registers.
+#if defined(__clang__)
+#define UNROLL _Pragma("unroll")
+#else
+#define UNROLL _Pragma("GCC unroll 8")
+#endif
+
 namespace tessera::simd {
 
 constexpr float kExpLow = -87.0f;  // near the last normal float32; below it exp gives 0
