@@ -66,7 +66,11 @@ def build_core(model: str | Path, config: EngineConfig | None = None, device: st
         **float32_sizes(built.config),
     )
     scheduler = Scheduler(
-        BlockPool(plan.num_blocks), plan.max_model_len, config.max_num_seqs, config.max_num_batched_tokens
+        BlockPool(plan.num_blocks),
+        plan.max_model_len,
+        config.max_num_seqs,
+        config.max_num_batched_tokens,
+        config.prefix_caching,
     )
     eos_ids = {*tokenizer.eos_ids, *built.config.eos_ids}
     return EngineCore(config, scheduler, runner, tokenizer, sorted(eos_ids), info)

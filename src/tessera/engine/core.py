@@ -133,6 +133,7 @@ class EngineCore:
         now = time.monotonic()
         for tokens in step:
             if tokens.request.first_scheduled_time is None:
+                tokens.request.num_cached_tokens = tokens.start
                 self.metrics.scheduled(tokens.request, now)
         self.metrics.iteration_tokens_total.observe(sum(tokens.count for tokens in step))
         sampled = self.runner.run(step)
@@ -150,6 +151,7 @@ class EngineCore:
         request, sampling = active.request, active.request.sampling
         if token == NOT_FINITE:
             self.metrics.corrupted_requests += 1
+            self.scheduler.pool.forget(request.block_table)  # what broke this one must not be found by others
             error = f"logits after {request.num_tokens} tokens are not finite: broken weights or kernels"
             return self._finish(active, "", (), FinishReason.ERROR, error=error)
         request.token_ids.append(token)
@@ -223,6 +225,7 @@ class EngineCore:
                 request.token_ids += sampled
         finally:
             self.scheduler.finish(request)
+            self.scheduler.pool.forget_all()
         self.scheduler.check_integrity()
 
 
@@ -243,4 +246,5 @@ def _delta(
         reason,
         stop_reason,
         error,
+        request.num_cached_tokens,
     )
