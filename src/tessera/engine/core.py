@@ -133,7 +133,6 @@ class EngineCore:
         now = time.monotonic()
         for tokens in step:
             if tokens.request.first_scheduled_time is None:
-                tokens.request.num_cached_tokens = tokens.start
                 self.metrics.scheduled(tokens.request, now)
         self.metrics.iteration_tokens_total.observe(sum(tokens.count for tokens in step))
         sampled = self.runner.run(step)

@@ -69,7 +69,8 @@ class Request:
     num_computed_tokens  tokens whose K and V are in the cache
     num_cached_tokens    how many of them were found there when it was first admitted
     block_table          blocks that hold them, in order, 64 tokens each
-    block_hashes         hashes of its full blocks, as far as they were needed; its tokens never change
+    block_hashes         hashes of its full blocks, as far as they were needed; known tokens never change
+    num_kept_blocks      blocks of the table that others can find, or need not
     max_total_tokens     prompt and output together may not exceed it; set at admission to the queue
     """
 
@@ -83,6 +84,7 @@ class Request:
     num_cached_tokens: int = 0
     block_table: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)
+    num_kept_blocks: int = 0
     max_total_tokens: int = 0
     arrival_time: float = field(default_factory=time.monotonic)
     first_scheduled_time: float | None = None
@@ -92,6 +94,11 @@ class Request:
     @property
     def num_tokens(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def num_known_tokens(self) -> int:
+        """Tokens but a last one that is a placeholder (below 0) for what a step in flight draws."""
+        return len(self.token_ids) - (self.token_ids[-1] < 0)
 
     @property
     def awaits_last_token(self) -> bool:

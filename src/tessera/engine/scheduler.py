@@ -169,7 +169,10 @@ class Scheduler:
             return False
         self.pool.take(found)
         request.block_table = found + self.pool.allocate(missing)
+        request.num_kept_blocks = len(found)
         request.num_computed_tokens = len(found) * BLOCK_SIZE
+        if request.first_scheduled_time is None:
+            request.num_cached_tokens = request.num_computed_tokens
         return True
 
     def _find_prefix(self, request: Request) -> list[int]:
@@ -189,8 +192,13 @@ class Scheduler:
             request = tokens.request
             request.num_computed_tokens += tokens.count
             if self.prefix_caching:
-                for index in range(tokens.start // BLOCK_SIZE, request.num_computed_tokens // BLOCK_SIZE):
-                    self.pool.keep(request.block_table[index], _hash(request, index))
+                self._keep_full_blocks(request)
+
+    def _keep_full_blocks(self, request: Request) -> None:
+        full = min(request.num_computed_tokens, request.num_known_tokens) // BLOCK_SIZE
+        for index in range(request.num_kept_blocks, full):
+            self.pool.keep(request.block_table[index], _hash(request, index))
+        request.num_kept_blocks = max(request.num_kept_blocks, full)
 
     def finish(self, request: Request) -> None:
         """Take a request out, whatever its state, and free its blocks."""
