@@ -142,7 +142,8 @@ def test_random_arrivals_and_aborts_over_a_tiny_pool(data):
     for action in data.draw(st.lists(st.sampled_from(["add", "add", "step", "step", "abort"]), max_size=25)):
         if action == "add":
             name = f"r{len(requests)}"
-            prompt = prompt_of(data.draw(st.integers(1, num_blocks * 64 - 1)), len(requests))
+            length = data.draw(st.integers(1, num_blocks * 64 - 1))
+            prompt = prompt_of(length, data.draw(st.integers(0, 2)))  # equal seeds share beginnings
             params = SamplingParams(
                 seed=len(requests), temperature=data.draw(st.sampled_from([0, 1.5])), max_tokens=30
             )
@@ -170,6 +171,61 @@ def test_random_arrivals_and_aborts_over_a_tiny_pool(data):
             assert expected[: len(tokens_of(deltas[name]))] == tokens_of(deltas[name])
         else:
             assert tokens_of(deltas[name]) == expected
+
+
+def test_a_known_beginning_is_found_and_changes_no_token():
+    core = make_core()
+    shared = prompt_of(150)
+    for name, prompt in (("a", shared), ("b", shared + [9] * 40), ("c", shared), ("d", shared[:128])):
+        core.add(name, prompt, GREEDY)
+        deltas = run_all(core)[name]
+        assert tokens_of(deltas) == expected_tokens(prompt, GREEDY)
+        # Two full blocks of 64; of the last prompt, the second holds the token that must be computed.
+        assert deltas[-1].num_cached_tokens == {"a": 0, "b": 128, "c": 128, "d": 64}[name]
+    assert core.metrics.prefix_cache_hits == 320
+    assert core.metrics.prefix_cache_queries == core.metrics.prompt_tokens == 150 + 190 + 150 + 128
+
+
+def test_an_answer_is_part_of_what_is_found():
+    core = make_core()
+    params = SamplingParams(seed=1, temperature=1.0, max_tokens=100, ignore_eos=True)
+    core.add("turn 1", prompt_of(50), params)
+    answer = tokens_of(run_all(core)["turn 1"])
+    prompt = [*prompt_of(50), *answer, 1, 2, 3]
+    core.add("turn 2", prompt, params)
+    deltas = run_all(core)["turn 2"]
+    assert deltas[0].num_cached_tokens == 128
+    assert tokens_of(deltas) == expected_tokens(prompt, params)
+
+
+def test_requests_share_blocks_while_both_run():
+    core = make_core(num_blocks=5, max_model_len=256)
+    shared = prompt_of(129)
+    core.add("a", shared, GREEDY)
+    core.step()
+    core.step()
+    core.add("b", shared, GREEDY)
+    first = [delta for delta in core.step() if delta.request_id == "b"]
+    assert core.scheduler.pool.num_free == 1  # 3 blocks of a, 2 of which b shares, and one of its own
+    core.scheduler.check_integrity()
+    assert tokens_of(first + run_all(core)["b"]) == expected_tokens(shared, GREEDY)
+
+
+def test_without_prefix_caching_everything_is_computed():
+    core = make_core()
+    core.scheduler.prefix_caching = False
+    for name in ("a", "b"):
+        core.add(name, prompt_of(150), GREEDY)
+        assert run_all(core)[name][-1].num_cached_tokens == 0
+
+
+def test_blocks_of_a_broken_request_are_not_found_again():
+    core = make_core(FakeModel(broken_after=1))
+    core.add("a", prompt_of(100), GREEDY)
+    assert len(run_all(core)["a"]) == 2
+    core.runner.model.broken_after = None
+    core.add("b", prompt_of(100), GREEDY)
+    assert run_all(core)["b"][0].num_cached_tokens == 0
 
 
 def test_what_can_never_fit_is_refused_with_numbers():
@@ -223,6 +279,7 @@ def test_self_check_leaves_no_trace_and_fails_on_broken_logits():
     core.self_check()
     assert core.runner.model.steps == [(70, 1), (1, 1)]
     assert core.metrics.generation_tokens == 0
+    assert not core.scheduler.pool._kept
     assert not core.has_unfinished
     with pytest.raises(SelfCheckError, match="canned prompt of 70 tokens"):
         make_core(FakeModel(broken_after=1)).self_check()

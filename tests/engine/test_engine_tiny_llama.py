@@ -59,7 +59,7 @@ def test_prompt_logits_do_not_depend_on_chunking(w4a8kv4):
 
 
 def test_answers_depend_on_nothing_but_prompt_and_seed(w4a8kv4):
-    """Alone; in a batch cut into chunks; preempted over a cache of six blocks."""
+    """Alone; in a batch cut into chunks; after prefix hits; preempted over a cache of six blocks."""
     if not is_exact(LLM(w4a8kv4)):
         pytest.skip("the torch kernels, used without a compiler, do not promise this")
     params = [SamplingParams(seed=n, temperature=1.0, max_tokens=40, ignore_eos=True) for n in range(6)]
@@ -68,6 +68,9 @@ def test_answers_depend_on_nothing_but_prompt_and_seed(w4a8kv4):
     alone = [one.generate(prompt, param)[0].token_ids for prompt, param in zip(prompts, params, strict=True)]
     batched = LLM(w4a8kv4, max_num_seqs=6, max_num_batched_tokens=50)
     assert [output.token_ids for output in batched.generate(prompts, params)] == alone
+    again = batched.generate(prompts, params)  # beginnings are in the cache now
+    assert [output.token_ids for output in again] == alone
+    assert [output.num_cached_tokens for output in again] == [0, 0, 64, 64, 128, 128]
     tight = LLM(w4a8kv4, max_num_seqs=6, max_model_len=256, kv_tokens=6 * 64)
     assert [output.token_ids for output in tight.generate(prompts, params)] == alone
     assert tight.metrics.num_preemptions > 0
@@ -93,3 +96,11 @@ def test_chat_through_the_template(w4a8kv4):
         "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
     )
     assert output.finish_reason is FinishReason.LENGTH
+
+
+def test_threads_change_no_answer(w4a8kv4):
+    prompts = [prompt_of(100)]
+    expected = LLM(w4a8kv4, threads=1).generate(prompts, GREEDY)[0].token_ids
+    assert torch.get_num_threads() == 1
+    assert LLM(w4a8kv4, threads=2).generate(prompts, GREEDY)[0].token_ids == expected
+    assert torch.get_num_threads() == 2

@@ -3,6 +3,8 @@
 import logging
 from pathlib import Path
 
+import torch
+
 from tessera.engine.block_pool import BlockPool
 from tessera.engine.config import EngineConfig, plan_cache
 from tessera.engine.core import EngineCore
@@ -13,6 +15,8 @@ from tessera.engine.runner import ModelRunner
 from tessera.engine.scheduler import Scheduler
 from tessera.engine.timing import timed
 from tessera.formats import open_checkpoint
+from tessera.kernels import cpu
+from tessera.kernels.cpu.library import Library, load
 from tessera.models.loader import build_model
 
 log = logging.getLogger(__name__)
@@ -31,6 +35,8 @@ def build_core(model: str | Path, config: EngineConfig | None = None, device: st
         return build_cuda_core(model, config)
     if config.load_format != "auto":
         raise EngineConfigError(f"load_format {config.load_format} needs a CUDA device, not {device}")
+    if config.threads is not None:
+        _use_threads(config.threads)
     seconds: dict[str, float] = {}
     with timed("open checkpoint", seconds):
         checkpoint = open_checkpoint(str(model))
@@ -66,7 +72,19 @@ def build_core(model: str | Path, config: EngineConfig | None = None, device: st
         **float32_sizes(built.config),
     )
     scheduler = Scheduler(
-        BlockPool(plan.num_blocks), plan.max_model_len, config.max_num_seqs, config.max_num_batched_tokens
+        BlockPool(plan.num_blocks),
+        plan.max_model_len,
+        config.max_num_seqs,
+        config.max_num_batched_tokens,
+        config.prefix_caching,
     )
     eos_ids = {*tokenizer.eos_ids, *built.config.eos_ids}
     return EngineCore(config, scheduler, runner, tokenizer, sorted(eos_ids), info)
+
+
+def _use_threads(count: int) -> None:
+    """CPU threads of torch and of the compiled kernels, for the whole process."""
+    torch.set_num_threads(count)
+    library = load(cpu.device().arch)
+    if isinstance(library, Library):
+        library.set_threads(count)

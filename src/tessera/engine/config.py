@@ -21,6 +21,7 @@ class EngineConfig:
     max_num_batched_tokens  most tokens computed in one step; longer prompts are cut into chunks
     kv_tokens               size of the KV cache in tokens; None: what `memory_fraction` gives
     memory_fraction         share of the memory available after loading that the KV cache may take
+    prefix_caching          find the beginnings of prompts in the cache instead of computing them again
     seed                    makes requests without a seed of their own repeatable; None: fresh entropy
     load_format             auto: weights from the checkpoint; dummy: random ones of the shape that
                             config.json gives, made on the device (CUDA only)
@@ -34,6 +35,7 @@ class EngineConfig:
     max_num_batched_tokens: int = 512
     kv_tokens: int | None = None
     memory_fraction: float = 0.5
+    prefix_caching: bool = True
     seed: int | None = None
     threads: int | None = None
     load_format: str = "auto"

@@ -150,6 +150,7 @@ class EngineCore:
         request, sampling = active.request, active.request.sampling
         if token == NOT_FINITE:
             self.metrics.corrupted_requests += 1
+            self.scheduler.pool.forget(request.block_table)  # what broke this one must not be found by others
             error = f"logits after {request.num_tokens} tokens are not finite: broken weights or kernels"
             return self._finish(active, "", (), FinishReason.ERROR, error=error)
         request.token_ids.append(token)
@@ -223,6 +224,7 @@ class EngineCore:
                 request.token_ids += sampled
         finally:
             self.scheduler.finish(request)
+            self.scheduler.pool.forget_all()
         self.scheduler.check_integrity()
 
 
@@ -243,4 +245,5 @@ def _delta(
         reason,
         stop_reason,
         error,
+        request.num_cached_tokens,
     )

@@ -68,6 +68,7 @@ def build_cuda_core(model: str | Path, config: EngineConfig) -> OverlappedCore:
         plan.cache.max_model_len,
         config.max_num_seqs,
         config.max_num_batched_tokens,
+        config.prefix_caching,
     )
     eos_ids = sorted({*source.tokenizer.eos_ids, *built.config.eos_ids})
     info = _info(model, built, plan, seconds)

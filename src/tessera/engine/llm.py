@@ -179,4 +179,5 @@ def _output(prompt: Prompt, ids: Sequence[int], deltas: Sequence[Delta]) -> Requ
         finish_reason=last.finish_reason or FinishReason.ERROR,
         stop_reason=last.stop_reason,
         error=last.error,
+        num_cached_tokens=last.num_cached_tokens,
     )

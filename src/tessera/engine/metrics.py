@@ -58,6 +58,8 @@ class EngineMetrics:
     num_preemptions: int = 0
     prompt_tokens: int = 0
     generation_tokens: int = 0
+    prefix_cache_queries: int = 0  # prompt tokens looked up
+    prefix_cache_hits: int = 0  # of these, found
     corrupted_requests: int = 0  # logits that were not finite
     request_success: dict[FinishReason, int] = field(default_factory=lambda: dict.fromkeys(FinishReason, 0))
     # histograms
@@ -76,6 +78,8 @@ class EngineMetrics:
         """The request's first tokens are about to be computed (once, preemptions notwithstanding)."""
         request.first_scheduled_time = now
         self.prompt_tokens += request.num_prompt_tokens
+        self.prefix_cache_queries += request.num_prompt_tokens
+        self.prefix_cache_hits += request.num_cached_tokens
         self.request_queue_time_seconds.observe(now - request.arrival_time)
 
     def token(self, request: Request, now: float) -> None:

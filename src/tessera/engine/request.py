@@ -32,6 +32,7 @@ class Delta:
     stop_reason  the stop string or the token id that ended it, where finish_reason is stop
     error        what went wrong, where finish_reason is error
     num_output_tokens  new tokens so far, this delta's included
+    num_cached_tokens  tokens of the prompt whose K and V were found in the cache
     """
 
     request_id: str
@@ -42,6 +43,7 @@ class Delta:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     error: str | None = None
+    num_cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,7 @@ class RequestOutput:
     finish_reason: FinishReason
     stop_reason: str | int | None = None
     error: str | None = None
+    num_cached_tokens: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -64,7 +67,10 @@ class Request:
 
     token_ids            prompt, then every sampled token
     num_computed_tokens  tokens whose K and V are in the cache
+    num_cached_tokens    how many of them were found there when it was first admitted
     block_table          blocks that hold them, in order, 64 tokens each
+    block_hashes         hashes of its full blocks, as far as they were needed; known tokens never change
+    num_kept_blocks      blocks of the table that others can find, or need not
     max_total_tokens     prompt and output together may not exceed it; set at admission to the queue
     """
 
@@ -75,7 +81,10 @@ class Request:
     seed: int
     state: RequestState = RequestState.WAITING
     num_computed_tokens: int = 0
+    num_cached_tokens: int = 0
     block_table: list[int] = field(default_factory=list)
+    block_hashes: list[bytes] = field(default_factory=list)
+    num_kept_blocks: int = 0
     max_total_tokens: int = 0
     arrival_time: float = field(default_factory=time.monotonic)
     first_scheduled_time: float | None = None
@@ -85,6 +94,11 @@ class Request:
     @property
     def num_tokens(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def num_known_tokens(self) -> int:
+        """Tokens but a last one that is a placeholder (below 0) for what a step in flight draws."""
+        return len(self.token_ids) - (self.token_ids[-1] < 0)
 
     @property
     def awaits_last_token(self) -> bool:

@@ -7,12 +7,16 @@ Running requests are kept in the order they were admitted. Only the last of them
 prefill: a prompt is cut only where the budget ends, and then nothing more is admitted. So going through them
 in order serves decodes first. When blocks run out, the request admitted last gives all of its blocks back and
 waits at the head of the queue, to be computed again from its tokens.
+
+Full blocks stay findable by the hash of their tokens and everything before (automatic prefix caching): a
+request begins after the blocks that are there already. Since a token always attends to K and V as the cache
+stores them, this changes no result.
 """
 
 from collections import deque
 from dataclasses import dataclass
 
-from tessera.engine.block_pool import BlockPool, blocks_for
+from tessera.engine.block_pool import BLOCK_SIZE, BlockPool, block_hash, blocks_for
 from tessera.engine.errors import SchedulerStalledError
 from tessera.engine.request import Request, RequestState
 from tessera.errors import InvalidRequestError
@@ -36,12 +40,18 @@ class Scheduler:
     """Queues and block tables. `schedule`, compute, `advance`, then `finish` what ended; one thread."""
 
     def __init__(
-        self, pool: BlockPool, max_model_len: int, max_num_seqs: int, max_num_batched_tokens: int
+        self,
+        pool: BlockPool,
+        max_model_len: int,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        prefix_caching: bool = True,
     ) -> None:
         self.pool = pool
         self.max_model_len = max_model_len
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
+        self.prefix_caching = prefix_caching
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.num_preemptions = 0
@@ -139,22 +149,56 @@ class Scheduler:
         budget = self.max_num_batched_tokens - sum(tokens.count for tokens in step)
         while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
             request = self.waiting[0]
-            # All of a prompt's blocks at once: a prefill cut into chunks cannot starve half-way.
-            needed = blocks_for(request.num_tokens)
-            if needed > self.pool.num_free:
+            if not self._fill_table(request):
                 return
             self.waiting.popleft()
-            request.block_table = self.pool.allocate(needed)
             request.state = RequestState.RUNNING
             self.running.append(request)
-            count = min(request.num_tokens, budget)
-            step.append(ScheduledTokens(request, 0, count))
+            count = min(request.num_pending_tokens, budget)
+            step.append(ScheduledTokens(request, request.num_computed_tokens, count))
             budget -= count
 
+    def _fill_table(self, request: Request) -> bool:
+        """Give a request blocks for all of its tokens, those found first; False if there are too few.
+
+        All of a prompt's blocks at once: a prefill cut into chunks cannot starve half-way.
+        """
+        found = self._find_prefix(request)
+        missing = blocks_for(request.num_tokens) - len(found)
+        if missing + sum(self.pool.is_free(block) for block in found) > self.pool.num_free:
+            return False
+        self.pool.take(found)
+        request.block_table = found + self.pool.allocate(missing)
+        request.num_kept_blocks = len(found)
+        request.num_computed_tokens = len(found) * BLOCK_SIZE
+        if request.first_scheduled_time is None:
+            request.num_cached_tokens = request.num_computed_tokens
+        return True
+
+    def _find_prefix(self, request: Request) -> list[int]:
+        """Blocks that hold the beginning of a request already; at least its last token stays to compute."""
+        found: list[int] = []
+        if self.prefix_caching:
+            for index in range((request.num_tokens - 1) // BLOCK_SIZE):
+                block = self.pool.find(_hash(request, index))
+                if block is None:
+                    break
+                found.append(block)
+        return found
+
     def advance(self, step: list[ScheduledTokens]) -> None:
-        """Note that the tokens of `step` are in the cache now."""
+        """Note that the tokens of `step` are in the cache now, and let others find the blocks they filled."""
         for tokens in step:
-            tokens.request.num_computed_tokens += tokens.count
+            request = tokens.request
+            request.num_computed_tokens += tokens.count
+            if self.prefix_caching:
+                self._keep_full_blocks(request)
+
+    def _keep_full_blocks(self, request: Request) -> None:
+        full = min(request.num_computed_tokens, request.num_known_tokens) // BLOCK_SIZE
+        for index in range(request.num_kept_blocks, full):
+            self.pool.keep(request.block_table[index], _hash(request, index))
+        request.num_kept_blocks = max(request.num_kept_blocks, full)
 
     def finish(self, request: Request) -> None:
         """Take a request out, whatever its state, and free its blocks."""
@@ -172,3 +216,13 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Raises BlockAccountingError unless free + held blocks equal the pool, each counted right."""
         self.pool.check_integrity(request.block_table for request in self.running)
+
+
+def _hash(request: Request, index: int) -> bytes:
+    """Hash of the request's full block `index`, and of those before it where they are missing."""
+    hashes = request.block_hashes
+    while len(hashes) <= index:
+        begin = len(hashes) * BLOCK_SIZE
+        before = hashes[-1] if hashes else b""
+        hashes.append(block_hash(before, request.token_ids[begin : begin + BLOCK_SIZE]))
+    return hashes[index]

@@ -59,6 +59,7 @@ def median(speeds: Sequence[Speed]) -> Speed:
 
 
 def _run_once(core: EngineCore, case: Case, prompts: Sequence[Sequence[int]]) -> Speed:
+    core.scheduler.pool.forget_all()  # or the prompts of the last run would be found, not computed
     sampling = SamplingParams(temperature=0, max_tokens=case.output, ignore_eos=True)
     for index, prompt in enumerate(prompts):
         core.add(f"throughput-{index}", prompt, sampling)
