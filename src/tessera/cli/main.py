@@ -15,6 +15,7 @@ from tessera.cli.bench import bench
 from tessera.cli.chat import chat
 from tessera.cli.doctor import doctor
 from tessera.cli.eval import evaluate
+from tessera.cli.quantize import quantize
 from tessera.cli.serve import serve
 from tessera.errors import InvalidRequestError, TesseraError
 from tessera.version import __version__
@@ -31,6 +32,7 @@ app = typer.Typer(
 )
 
 VERBS: Final[dict[str, tuple[Callable[..., Any] | typer.Typer, str]]] = {
+    "quantize": (quantize, "tessera quantize model.gguf -o out --recipe qoq-g64"),
     "eval": (evaluate, "tessera eval out --reference model.gguf --text text.txt"),
     "serve": (serve, "tessera serve out --port 8000"),
     "chat": (chat, "tessera chat out --system 'Answer in one sentence.'"),
