@@ -1,6 +1,8 @@
 """Compiled rotary embedding, KV append and paged causal attention over 4-bit, f16 or f32 caches."""
 
 import ctypes
+from dataclasses import dataclass
+from math import prod
 from typing import Final
 
 import torch
@@ -8,7 +10,7 @@ from torch import Tensor
 
 from tessera.kernels.cpu.arguments import check_rows, check_vector, describe
 from tessera.kernels.cpu.kernel import CpuKernel
-from tessera.kernels.cpu.library import require
+from tessera.kernels.cpu.library import LONG_ROWS, require
 from tessera.kernels.cpu.memory import zeros
 from tessera.kernels.errors import KernelArgumentError
 from tessera.kernels.ops import AttentionProblem
@@ -42,10 +44,43 @@ class StepDescriptor(ctypes.Structure):
     """`Step` of csrc/cpu/attention.h."""
 
     _fields_ = (
-        *((n, ctypes.c_void_p) for n in ("qkv", "cache", "out", "positions", "slots", "cu_seqlens")),
-        *((n, ctypes.c_void_p) for n in ("context_lens", "block_tables")),
-        *((n, ctypes.c_int64) for n in ("tokens", "sequences", "table_width", "num_pages")),
+        *((n, ctypes.c_void_p) for n in ("positions", "slots", "cu_seqlens", "context_lens", "block_tables")),
+        *((n, ctypes.c_int64) for n in ("tokens", "sequences", "table_width")),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _CheckedStep:
+    """A step's metadata, checked, as C++ sees it. Kept for the other layers of the step."""
+
+    meta: AttentionMetadata
+    tokens: int
+    descriptor: StepDescriptor
+    address: int
+
+
+_last_step: _CheckedStep | None = None
+
+
+def _checked_step(kernel: str, meta: AttentionMetadata, tokens: int) -> _CheckedStep:
+    """Raises KernelArgumentError, naming the field, for tensors of the wrong type or size."""
+    global _last_step
+    last = _last_step
+    if last is not None and last.meta is meta and last.tokens == tokens:
+        return last
+    sequences = meta.context_lens.shape[0]
+    check_vector(kernel, "meta.positions", meta.positions, tokens, torch.int32)
+    check_vector(kernel, "meta.slot_mapping", meta.slot_mapping, tokens, torch.int64)
+    check_vector(kernel, "meta.cu_seqlens", meta.cu_seqlens, sequences + 1, torch.int32)
+    check_vector(kernel, "meta.context_lens", meta.context_lens, sequences, torch.int32)
+    width = meta.block_tables.shape[1]
+    check_rows(kernel, "meta.block_tables", meta.block_tables, width, torch.int32, rows=sequences)
+    descriptor = StepDescriptor(
+        meta.positions.data_ptr(), meta.slot_mapping.data_ptr(), meta.cu_seqlens.data_ptr(),
+        meta.context_lens.data_ptr(), meta.block_tables.data_ptr(), tokens, sequences, width,
+    )  # fmt: skip
+    _last_step = _CheckedStep(meta, tokens, descriptor, ctypes.addressof(descriptor))
+    return _last_step
 
 
 class AttentionKernel(CpuKernel):
@@ -70,11 +105,11 @@ class BoundAttention:
     def __init__(self, kernel: AttentionKernel, problem: AttentionProblem, cos: Tensor, sin: Tensor) -> None:
         self.kernel_id = kernel.id
         p = problem
-        self._problem = p
         self._cos, self._sin = cos.float().contiguous(), sin.float().contiguous()
         self._qkv_width = (p.num_heads + 2 * p.num_kv_heads) * p.head_dim
         params = 4 * 2 * PAGE if p.kv == KV4 else 0
-        self._slice_bytes = 2 * PAGE * p.head_dim * p.kv.codes.bits // 8 + params
+        self._page_shape = (p.num_kv_heads, 2 * PAGE * p.head_dim * p.kv.codes.bits // 8 + params)
+        self._out_width = p.num_heads * p.head_dim
         self._library = require(kernel.arch)
         self._descriptor = AttentionDescriptor(
             _KINDS[p.kv], p.num_heads, p.num_kv_heads, p.head_dim, self._cos.shape[0],
@@ -84,41 +119,23 @@ class BoundAttention:
 
     @property
     def bytes_per_page(self) -> int:
-        return self._problem.num_kv_heads * self._slice_bytes
+        return prod(self._page_shape)
 
     def allocate(self, num_pages: int) -> Tensor:
-        return zeros(num_pages, self._problem.num_kv_heads, self._slice_bytes, dtype=torch.uint8)
+        return zeros(num_pages, *self._page_shape, dtype=torch.uint8)
 
     def __call__(self, qkv: Tensor, cache: Tensor, meta: AttentionMetadata) -> Tensor:
         tokens = check_rows(self.kernel_id, "qkv", qkv, self._qkv_width)
-        sequences, table_width = self._check(cache, meta, tokens)
-        out = torch.empty(tokens, self._problem.num_heads * self._problem.head_dim)
-        step = StepDescriptor(
-            qkv.data_ptr(), cache.data_ptr(), out.data_ptr(), meta.positions.data_ptr(),
-            meta.slot_mapping.data_ptr(), meta.cu_seqlens.data_ptr(), meta.context_lens.data_ptr(),
-            meta.block_tables.data_ptr(), tokens, sequences, table_width, cache.shape[0],
-        )  # fmt: skip
-        status = self._library.functions(tokens).attention(self._address, ctypes.addressof(step))
+        step = _checked_step(self.kernel_id, meta, tokens)
+        if cache.shape[1:] != self._page_shape or cache.dtype is not torch.uint8 or not cache.is_contiguous():
+            wanted = "what allocate() gives"
+            raise KernelArgumentError(f"{self.kernel_id}: cache is {describe(cache)}, wanted {wanted}")
+        out = torch.empty(tokens, self._out_width)
+        run = self._library.short if tokens < LONG_ROWS else self._library.long
+        status = run.attention(
+            self._address, step.address, qkv.data_ptr(), cache.data_ptr(), cache.shape[0], out.data_ptr()
+        )
         if status:
             raise KernelArgumentError(f"{self.kernel_id}: {_ERRORS[status]}")
         runs[self.kernel_id] += 1
         return out
-
-    def _check(self, cache: Tensor, meta: AttentionMetadata, tokens: int) -> tuple[int, int]:
-        """(sequences, width of the block tables). Raises KernelArgumentError."""
-        name = self.kernel_id
-        if (
-            cache.shape[1:] != (self._problem.num_kv_heads, self._slice_bytes)
-            or cache.dtype is not torch.uint8
-            or not cache.is_contiguous()
-        ):
-            raise KernelArgumentError(f"{name}: cache is {describe(cache)}, wanted what allocate() gives")
-        sequences = meta.context_lens.shape[0]
-        check_vector(name, "meta.positions", meta.positions, tokens, torch.int32)
-        check_vector(name, "meta.slot_mapping", meta.slot_mapping, tokens, torch.int64)
-        check_vector(name, "meta.cu_seqlens", meta.cu_seqlens, sequences + 1, torch.int32)
-        check_vector(name, "meta.context_lens", meta.context_lens, sequences, torch.int32)
-        width = meta.block_tables.shape[1]
-        if check_rows(name, "meta.block_tables", meta.block_tables, width, torch.int32) != sequences:
-            raise KernelArgumentError(f"{name}: meta.block_tables has not one row per sequence ({sequences})")
-        return sequences, width

@@ -8,7 +8,7 @@ from torch import Tensor
 from tessera.kernels.cpu.arguments import describe as describe_tensor
 from tessera.kernels.cpu.kernel import CpuKernel
 from tessera.kernels.cpu.layouts import Packed, format_of, packed
-from tessera.kernels.cpu.library import require
+from tessera.kernels.cpu.library import LONG_ROWS, require
 from tessera.kernels.cpu.linear_float import channel_scale, describe
 from tessera.kernels.errors import KernelArgumentError
 from tessera.kernels.ops import EmbeddingProblem
@@ -53,7 +53,8 @@ class BoundEmbedding:
             )
         rows = token_ids.shape[0]
         y = torch.empty(rows, self._width)
-        status = self._library.functions(rows).embedding(
+        run = self._library.short if rows < LONG_ROWS else self._library.long
+        status = run.embedding(
             self._address, token_ids.data_ptr(), token_ids.element_size(), rows, y.data_ptr()
         )
         if status:

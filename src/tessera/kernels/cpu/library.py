@@ -34,15 +34,15 @@ FLAGS: Final[dict[str, tuple[str, ...]]] = {
     "portable": (),
 }
 
-_P, _I, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+_P, _I = ctypes.c_void_p, ctypes.c_int64
 _SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
     "int_linear": (_P, _P, _P, _P, _I, _P),
     "float_linear": (_P, _P, _I, _P),
-    "norm": (_P, _P, _P, _F, _I, _I, _P, _P, _P, _P, _P),
+    "norm": (_P, _P, _P, _I, _P, _P, _P, _P, _P),
     "silu_mul": (_P, _I, _I, _P, _P, _P, _P),
     "quantize_rows": (_P, _I, _I, _P, _P, _P),
     "embedding": (_P, _P, _I, _I, _P),
-    "attention": (_P, _P),
+    "attention": (_P, _P, _P, _P, _I, _P),
 }
 
 
@@ -71,9 +71,6 @@ class Library:
     long: Functions
     set_threads: Any
 
-    def functions(self, rows: int) -> Functions:
-        return self.short if rows < LONG_ROWS else self.long
-
 
 @dataclass(frozen=True, slots=True)
 class Unavailable:
@@ -97,7 +94,8 @@ def load(arch: str) -> Library | Unavailable:
         library = ctypes.CDLL(str(path))
     except (NoCompilerError, CppCompileError, OSError) as error:
         log.warning(
-            "no compiled CPU kernels (%s): using torch, 5 to 50 times slower; install g++ or set CXX", error
+            "no compiled CPU kernels (%s): using torch, 5 (prefill) to 20 (decode) times slower; install g++ or set CXX",
+            error,
         )
         return Unavailable(str(error))
     log.info("CPU kernels for %s ready in %.1f s: %s", arch, time.perf_counter() - start, path)

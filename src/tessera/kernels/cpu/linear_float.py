@@ -9,7 +9,7 @@ from torch import Tensor
 from tessera.kernels.cpu.arguments import check_rows, pad_vector
 from tessera.kernels.cpu.kernel import CpuKernel
 from tessera.kernels.cpu.layouts import FORMATS, LANES, Packed, format_of, packed
-from tessera.kernels.cpu.library import require
+from tessera.kernels.cpu.library import LONG_ROWS, require
 from tessera.kernels.errors import KernelArgumentError
 from tessera.kernels.ops import LinearProblem
 from tessera.kernels.registry import Verdict, no, runs
@@ -116,6 +116,7 @@ class BoundFloatLinear:
             raise KernelArgumentError(f"{self.kernel_id}: x is QuantizedRows, wanted a float tensor")
         rows = check_rows(self.kernel_id, "x", x, self._k)
         y = torch.empty(rows, self._n)
-        self._library.functions(rows).float_linear(self._address, x.data_ptr(), rows, y.data_ptr())
+        run = self._library.short if rows < LONG_ROWS else self._library.long
+        run.float_linear(self._address, x.data_ptr(), rows, y.data_ptr())
         runs[self.kernel_id] += 1
         return y

@@ -1,15 +1,16 @@
 """Compiled linear layers over int8 activations: W4A8 by groups (QoQ) and by channels, W8A8."""
 
 import ctypes
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
 
-from tessera.kernels.cpu.arguments import check_quantized, pad_vector
+from tessera.kernels.cpu.arguments import pad_vector
+from tessera.kernels.cpu.int8_rows import addresses_of
 from tessera.kernels.cpu.kernel import CpuKernel
 from tessera.kernels.cpu.layouts import FORMATS, LANES, Packed, format_of, packed
-from tessera.kernels.cpu.library import require
+from tessera.kernels.cpu.library import LONG_ROWS, require
 from tessera.kernels.ops import LinearProblem
 from tessera.kernels.registry import Verdict, no, runs
 from tessera.kernels.torch_ref.linear import MAX_K
@@ -68,8 +69,7 @@ class BoundIntLinear:
         self._n, self._k = weight.tile.shape
         self._scale = pad_vector(weight.params["scale"].float(), LANES)
         self._bias = None if bias is None else pad_vector(bias.float(), LANES)
-        library = require(kernel.arch)
-        self._library = library
+        self._library = require(kernel.arch)
         self._descriptor = self._describe(kernel.format)
         self._address = ctypes.addressof(self._descriptor)
 
@@ -99,11 +99,9 @@ class BoundIntLinear:
         return self.packed.nbytes + self._scale.nbytes
 
     def __call__(self, x: Activation) -> Tensor:
-        rows = check_quantized(self.kernel_id, x, self._k)
+        rows, (codes, scale, row_sum) = addresses_of(self.kernel_id, x, self._k)
         y = torch.empty(rows, self._n)
-        q: Any = x
-        self._library.functions(rows).int_linear(
-            self._address, q.codes.data_ptr(), q.scale.data_ptr(), q.row_sum.data_ptr(), rows, y.data_ptr()
-        )
+        run = self._library.short if rows < LONG_ROWS else self._library.long
+        run.int_linear(self._address, codes, scale, row_sum, rows, y.data_ptr())
         runs[self.kernel_id] += 1
         return y

@@ -1,14 +1,27 @@
 """Compiled row-wise ops: RMSNorm, SiLU times gate, int8 quantization; each to float32 or to int8 rows."""
 
+import ctypes
+from typing import Final
+
 import torch
 from torch import Tensor
 
-from tessera.kernels.cpu.arguments import check_rows, empty_rows
+from tessera.kernels.cpu.arguments import check_rows
+from tessera.kernels.cpu.int8_rows import Int8Rows
 from tessera.kernels.cpu.kernel import CpuKernel
-from tessera.kernels.cpu.library import require
+from tessera.kernels.cpu.library import LONG_ROWS, require
 from tessera.kernels.ops import RowsProblem
 from tessera.kernels.registry import Verdict, no, runs
 from tessera.kernels.types import Activation, QuantizedRows
+
+_Addresses = tuple[int | None, int | None, int | None, int | None]
+_NO_ROWS: Final = (None, None, None)
+
+
+class NormDescriptor(ctypes.Structure):
+    """`Norm` of csrc/cpu/rows.h."""
+
+    _fields_ = (("weight", ctypes.c_void_p), ("width", ctypes.c_int64), ("eps", ctypes.c_float))
 
 
 class _RowsKernel(CpuKernel):
@@ -25,13 +38,13 @@ class _BoundRows:
         self._width = problem.width
         self._quantize = problem.quantize
 
-    def _output(self, rows: int) -> tuple[Activation, tuple[int | None, ...]]:
-        """What the kernel fills, and its addresses: floats, codes, scale, row_sum."""
+    def _output(self, rows: int) -> tuple[Activation, _Addresses]:
+        """What the kernel fills, and where: floats, codes, scales, row sums."""
         if self._quantize:
-            q = empty_rows(rows, self._width)
-            return q, (None, q.codes.data_ptr(), q.scale.data_ptr(), q.row_sum.data_ptr())
+            q = Int8Rows(rows, self._width)
+            return q, (None, *q.addresses)
         y = torch.empty(rows, self._width)
-        return y, (y.data_ptr(), None, None, None)
+        return y, (y.data_ptr(), *_NO_ROWS)
 
 
 class NormKernel(_RowsKernel):
@@ -45,20 +58,18 @@ class BoundNorm(_BoundRows):
     def __init__(self, kernel: CpuKernel, problem: RowsProblem, weight: Tensor, eps: float) -> None:
         super().__init__(kernel, problem)
         self._weight = weight.float().contiguous()
-        self._weight_address = self._weight.data_ptr()
-        self._eps = eps
+        self._descriptor = NormDescriptor(self._weight.data_ptr(), problem.width, eps)
+        self._address = ctypes.addressof(self._descriptor)
 
     def __call__(self, x: Tensor, residual: Tensor | None) -> tuple[Activation, Tensor]:
         rows = check_rows(self.kernel_id, "x", x, self._width)
-        total, residual_address = x, None
+        total, added = x, None
         if residual is not None:
-            check_rows(self.kernel_id, "residual", residual, self._width)
-            total, residual_address = torch.empty(rows, self._width), residual.data_ptr()
+            check_rows(self.kernel_id, "residual", residual, self._width, rows=rows)
+            total, added = torch.empty(rows, self._width), residual.data_ptr()
         y, addresses = self._output(rows)
-        self._library.functions(rows).norm(
-            x.data_ptr(), residual_address, self._weight_address, self._eps, rows, self._width,
-            total.data_ptr(), *addresses,
-        )  # fmt: skip
+        run = self._library.short if rows < LONG_ROWS else self._library.long
+        run.norm(self._address, x.data_ptr(), added, rows, total.data_ptr(), *addresses)
         runs[self.kernel_id] += 1
         return y, total
 
@@ -74,7 +85,8 @@ class BoundSiluMul(_BoundRows):
     def __call__(self, gate_up: Tensor) -> Activation:
         rows = check_rows(self.kernel_id, "gate_up", gate_up, 2 * self._width)
         y, addresses = self._output(rows)
-        self._library.functions(rows).silu_mul(gate_up.data_ptr(), rows, self._width, *addresses)
+        run = self._library.short if rows < LONG_ROWS else self._library.long
+        run.silu_mul(gate_up.data_ptr(), rows, self._width, *addresses)
         runs[self.kernel_id] += 1
         return y
 
@@ -89,9 +101,8 @@ class QuantizeRowsKernel(_RowsKernel):
 class BoundQuantizeRows(_BoundRows):
     def __call__(self, x: Tensor) -> QuantizedRows:
         rows = check_rows(self.kernel_id, "x", x, self._width)
-        q = empty_rows(rows, self._width)
-        self._library.functions(rows).quantize_rows(
-            x.data_ptr(), rows, self._width, q.codes.data_ptr(), q.scale.data_ptr(), q.row_sum.data_ptr()
-        )
+        q = Int8Rows(rows, self._width)
+        run = self._library.short if rows < LONG_ROWS else self._library.long
+        run.quantize_rows(x.data_ptr(), rows, self._width, *q.addresses)
         runs[self.kernel_id] += 1
         return q

@@ -28,14 +28,18 @@ struct Attention {  // mirrored by `AttentionDescriptor` in kernels/cpu/attentio
   int64_t row_width() const { return (num_heads + 2 * num_kv_heads) * head_dim; }
 };
 
-struct Step {  // mirrored by `StepDescriptor`
-  const float* qkv;
-  uint8_t* cache;
-  float* out;
+struct Metadata {  // mirrored by `StepDescriptor`
   const int32_t* positions;
   const int64_t* slots;
   const int32_t *cu_seqlens, *context_lens, *block_tables;
-  int64_t tokens, sequences, table_width, num_pages;
+  int64_t tokens, sequences, table_width;
+};
+
+struct Step : Metadata {
+  const float* qkv;
+  uint8_t* cache;
+  int64_t num_pages;
+  float* out;
 };
 
 // x turned by its position's angles: pairs (i, i + D/2), each operation rounded, as numerics.rotate does.

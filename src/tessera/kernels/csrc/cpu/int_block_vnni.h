@@ -15,6 +15,10 @@ inline __m512i broadcast4(const int8_t* x) {
 
 inline __m512i widen16(const uint8_t* p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)); }
 
+// Weights stream from memory once per step: asking for them this far ahead is worth a tenth of the bandwidth.
+constexpr int64_t kPrefetch = 1536;
+inline void prefetch(const uint8_t* p) { _mm_prefetch(reinterpret_cast<const char*>(p) + kPrefetch, _MM_HINT_T0); }
+
 // Sums of q x over `chunks` chunks of 8 k, low and high nibbles in chains of their own.
 template <int R>
 inline void nibble_dots(const uint8_t* codes, const int8_t* x, int64_t stride, int64_t chunks, __m512i* sum) {
@@ -23,6 +27,7 @@ inline void nibble_dots(const uint8_t* codes, const int8_t* x, int64_t stride, i
   UNROLL for (int r = 0; r < R; ++r) low[r] = high[r] = _mm512_setzero_si512();
   for (int64_t c = 0; c < chunks; ++c) {
     const __m512i v = _mm512_loadu_si512(codes + c * 64);
+    prefetch(codes + c * 64);
     const __m512i a = _mm512_and_si512(v, mask), b = _mm512_and_si512(_mm512_srli_epi16(v, 4), mask);
     UNROLL for (int r = 0; r < R; ++r) {
       low[r] = _mm512_dpbusd_epi32(low[r], a, broadcast4(x + r * stride + c * 8));
@@ -73,6 +78,8 @@ inline void w8_block(const IntLinear& w, int64_t block, const Rows& x, int64_t r
   int64_t q = 0;
   for (; q + 2 <= quads; q += 2) {
     const __m512i a = _mm512_loadu_si512(codes + q * 64), b = _mm512_loadu_si512(codes + q * 64 + 64);
+    prefetch(codes + q * 64);
+    prefetch(codes + q * 64 + 64);
     UNROLL for (int r = 0; r < R; ++r) {
       even[r] = _mm512_dpbusd_epi32(even[r], a, broadcast4(first + r * x.stride + q * 4));
       odd[r] = _mm512_dpbusd_epi32(odd[r], b, broadcast4(first + r * x.stride + q * 4 + 4));

@@ -29,7 +29,8 @@ inline void run_panels(const IntLinear& w, const Rows& x, float* y) {
   const int64_t panels = (w.blocks() + kPanelBlocks - 1) / kPanelBlocks;
   const int64_t slices = (x.count + kRowsPerChunk - 1) / kRowsPerChunk;
   parallel_for(panels * slices, [&](int64_t chunk) {
-    const int64_t block = chunk / slices * kPanelBlocks, first = chunk % slices * kRowsPerChunk;
+    // Slice by slice, so that the rows of y being written stay within reach of the TLB.
+    const int64_t block = chunk % panels * kPanelBlocks, first = chunk / panels * kRowsPerChunk;
     const int64_t count = std::min<int64_t>(kPanelBlocks, w.blocks() - block);
     int_panel(w, block, count, x, first, std::min(first + kRowsPerChunk, x.count), y);
   });

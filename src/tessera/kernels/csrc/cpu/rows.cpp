@@ -4,9 +4,9 @@
 
 using namespace tessera;
 
-EXPORT void tessera_norm(const float* x, const float* residual, const float* weight, float eps, int64_t rows,
-                         int64_t width, float* total, float* y, int8_t* codes, float* scale, int32_t* row_sum) {
-  run_norm(x, residual, weight, eps, rows, width, total, y, {codes, scale, row_sum});
+EXPORT void tessera_norm(const Norm* norm, const float* x, const float* residual, int64_t rows, float* total, float* y,
+                         int8_t* codes, float* scale, int32_t* row_sum) {
+  run_norm(*norm, x, residual, rows, total, y, {codes, scale, row_sum});
 }
 
 EXPORT void tessera_silu_mul(const float* gate_up, int64_t rows, int64_t width, float* y, int8_t* codes, float* scale,

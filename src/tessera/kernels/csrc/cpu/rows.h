@@ -11,6 +11,12 @@
 
 namespace tessera {
 
+struct Norm {  // mirrored by `NormDescriptor` in kernels/cpu/rows.py
+  const float* weight;
+  int64_t width;
+  float eps;
+};
+
 struct QuantizedRows {  // outputs; null `codes` where floats are wanted
   int8_t* codes;
   float* scale;
@@ -118,12 +124,13 @@ inline void norm_row(const float* x, const float* residual, const float* weight,
       [&](int64_t i, int64_t n) { store_part(y + i, load_part(in + i, n) * factor * load_part(weight + i, n), n); });
 }
 
-inline void run_norm(const float* x, const float* residual, const float* weight, float eps, int64_t rows,
-                     int64_t width, float* total, float* y, QuantizedRows out) {
+inline void run_norm(const Norm& norm, const float* x, const float* residual, int64_t rows, float* total, float* y,
+                     QuantizedRows out) {
+  const int64_t width = norm.width;
   each_row(rows, width, [&](int64_t r) {
     const int64_t at = r * width;
     float* row = out.codes ? scratch<3, float>(width) : y + at;
-    norm_row(x + at, residual ? residual + at : nullptr, weight, eps, width, total + at, row);
+    norm_row(x + at, residual ? residual + at : nullptr, norm.weight, norm.eps, width, total + at, row);
     if (out.codes) quantize_row(row, width, out, r);
   });
 }
