@@ -139,7 +139,7 @@ def test_walk_equals_forward(name):
     state = RoundedBlock(block, Recipe.parse("w4a16-g32"))
     running = state.runnable()
     points = {"qkv": "qkv_in", "o": "o_in", "gate_up": "gate_up_in", "down": "down_in"}
-    for stage, x in walk(running, sample.hidden, sample.meta):
+    for stage, x in walk(running, sample.hidden, sample.meta, state.enter):
         assert torch.allclose(x, seen[points[stage]] if stage else expected, atol=1e-5)
         if stage:
             setattr(running, stage, state.linear(stage))
