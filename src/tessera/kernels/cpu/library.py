@@ -20,7 +20,8 @@ from tessera.kernels.jit.errors import CppCompileError, LibraryUnavailableError,
 
 log = logging.getLogger(__name__)
 
-SOURCE: Final = Path(__file__).parent.parent / "csrc" / "cpu" / "kernels.cpp"
+CSRC: Final = Path(__file__).parent.parent / "csrc" / "cpu"
+SOURCES: Final = tuple(CSRC / name for name in ("attention.cpp", "linear.cpp", "rows.cpp"))
 LONG_ROWS: Final = 17
 """Calls with at least this many rows release the global lock."""
 
@@ -46,7 +47,7 @@ _SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
 
 
 class Functions:
-    """The entry points of csrc/cpu/kernels.cpp; see there for their arguments."""
+    """The entry points of csrc/cpu/*.cpp; see there for their arguments."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         for name, arguments in _SIGNATURES.items():
@@ -92,7 +93,7 @@ def load(arch: str) -> Library | Unavailable:
     """Compiles (or finds in the cache) and loads the kernels for `arch`; says once why it cannot."""
     start = time.perf_counter()
     try:
-        path = build_shared(SOURCE, FLAGS[arch], find_compiler(), ArtifactCache())
+        path = build_shared(SOURCES, FLAGS[arch], find_compiler(), ArtifactCache())
         library = ctypes.CDLL(str(path))
     except (NoCompilerError, CppCompileError, OSError) as error:
         log.warning(

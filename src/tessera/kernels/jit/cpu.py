@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -16,7 +17,6 @@ BASE_FLAGS: Final = (
     "-std=c++20",
     "-O3",
     "-fPIC",
-    "-shared",
     "-pthread",
     "-fvisibility=hidden",
     # A product and a sum are fused only where the source says so: results are part of the contract.
@@ -52,22 +52,45 @@ def find_compiler() -> Compiler:
     return Compiler(path, answer.stderr)
 
 
-def build_shared(source: Path, flags: Sequence[str], compiler: Compiler, cache: ArtifactCache) -> Path:
-    """Path of `source`, with the headers beside it, as a shared object. Raises CppCompileError."""
-    contents = source.read_bytes()
-    headers = closure(contents, [source.parent])
-    options = (*BASE_FLAGS, *flags)
-    parts = [contents, *(p for name, text in headers.items() for p in (name, text))]
-    key = digest("cpu", compiler.path, compiler.version, *options, *parts)
+def build_shared(
+    sources: Sequence[Path], flags: Sequence[str], compiler: Compiler, cache: ArtifactCache
+) -> Path:
+    """Path of `sources`, with the headers beside them, as one shared object. Raises CppCompileError."""
+    parts: list[str | bytes] = ["cpu", compiler.path, compiler.version, *BASE_FLAGS, *flags]
+    for source in sources:
+        contents = source.read_bytes()
+        headers = closure(contents, [source.parent])
+        parts += [source.name, contents, *(part for header in headers.items() for part in header)]
+    names = " ".join(source.name for source in sources)
 
-    def compile_to(path: Path) -> None:
-        command = [compiler.path, *options, "-o", str(path), str(source)]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-        except (OSError, subprocess.SubprocessError) as error:
-            raise CppCompileError(f"{compiler.path} could not run: {error}") from error
-        if done.returncode:
-            tail = "\n".join(done.stderr.splitlines()[-20:])
-            raise CppCompileError(f"{' '.join(command)} failed with status {done.returncode}:\n{tail}")
+    def build(path: Path) -> None:
+        commands = [
+            [
+                compiler.path,
+                *BASE_FLAGS,
+                *flags,
+                "-c",
+                str(source),
+                "-o",
+                str(path.with_name(f"{source.stem}.o")),
+            ]
+            for source in sources
+        ]
+        with ThreadPoolExecutor(len(commands)) as pool:
+            list(pool.map(_run, commands))
+        objects = [command[-1] for command in commands]
+        _run([compiler.path, "-shared", "-pthread", *objects, "-o", str(path)])
+        for name in objects:
+            Path(name).unlink()
 
-    return cache.get_or_build(key, "kernels.so", compile_to, note=f"{source.name} {' '.join(flags)}")
+    return cache.get_or_build(digest(*parts), "kernels.so", build, note=f"{names} {' '.join(flags)}")
+
+
+def _run(command: list[str]) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise CppCompileError(f"{command[0]} could not run: {error}") from error
+    if done.returncode:
+        tail = "\n".join(done.stderr.splitlines()[-20:])
+        raise CppCompileError(f"{' '.join(command)} failed with status {done.returncode}:\n{tail}")
