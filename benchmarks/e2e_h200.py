@@ -45,7 +45,7 @@ VLLM_BF16 = {(256, 1024, 512): {"tok_s": 8019, "tpot_ms": 19.98, "prefill_tok_s"
 GEMM_MARKS = ("gemm", "nvjet", "cutlass", "gemv", "splitK", "cublas")
 OURS = {
     "paged_": "attention", "rope_append": "rope", "rms_norm": "norm", "silu_mul": "activation",
-    "skinny_linear": "gemm", "sample_rows": "sampling", "gather_rows": "embedding", "resolve_tokens": "embedding",
+    "sample_rows": "sampling", "gather_rows": "embedding", "resolve_tokens": "embedding",
 }  # fmt: skip
 
 

@@ -13,7 +13,6 @@ import platform
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -23,14 +22,13 @@ from torch import Tensor
 from tessera.kernels.cuda import device
 from tessera.kernels.cuda.attention import BoundAttention, CudaAttention
 from tessera.kernels.cuda.embedding import CudaEmbedding
-from tessera.kernels.cuda.linear import SKINNY_ROWS, CudaLinear
 from tessera.kernels.cuda.rows import CudaNorm, CudaQuantizeRows, CudaSiluMul
 from tessera.kernels.cuda.sampling import sample_rows
 from tessera.kernels.cuda.target import device as target
-from tessera.kernels.ops import AttentionProblem, EmbeddingProblem, LinearProblem, RowsProblem
+from tessera.kernels.ops import AttentionProblem, EmbeddingProblem, RowsProblem
 from tessera.kernels.types import AttentionMetadata
 from tessera.numerics.qtensor import plain
-from tessera.spec import A16, BF16, Chain, LinearSpec
+from tessera.spec import BF16, Chain
 
 Row = dict[str, object]
 Launch = Callable[[], object]
@@ -261,25 +259,13 @@ def _flops(us: float, flops: float) -> Row:
 def linear_cases(copy: float) -> Iterator[Row]:
     for n, k in ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (128256, 4096)):
         weights = [rand(n, k) for _ in range(max(1, -(-ROTATE_BYTES // (2 * n * k))))]
-        problem = LinearProblem(target(), LinearSpec(n, k, Chain(BF16), A16, BF16))
-        kernel = CudaLinear("sm90", DTYPE)
-        ours = [kernel.bind(problem, plain(weight), None) for weight in weights]
-        theirs = [partial(_linear, weight) for weight in weights]
-        for m in (1, 2, 4, 8, 16, 64, 256, 2048):
+        for m in (1, 8, 64, 256, 2048):
             x = rand(m, k)
-            for system, layers in (("tessera", ours), ("torch-cublas", theirs)):
-                if system == "tessera" and m > SKINNY_ROWS:
-                    continue  # the same call
-                launches = [_call(layers[i % len(layers)], x) for i in range(max(8, len(layers)))]
-                us = replay_us(launches)
-                roof = max(2 * n * k / copy / 1e6, 2 * m * n * k / BF16_FLOPS * 1e6) / us
-                tbps = round(2 * n * k / us / 1e6, 3)
-                case = {"op": "linear", "m": m, "n": n, "k": k, "us": round(us, 2), "tbps": tbps}
-                yield {"system": system, **case, "roof": round(roof, 3)}
-
-
-def _linear(weight: Tensor, x: Tensor) -> Tensor:
-    return F.linear(x, weight)
+            launches = [_call(F.linear, x, weights[i % len(weights)]) for i in range(max(8, len(weights)))]
+            us = replay_us(launches)
+            roof = max(2 * n * k / copy / 1e6, 2 * m * n * k / BF16_FLOPS * 1e6) / us
+            case = {"op": "linear", "m": m, "n": n, "k": k, "us": round(us, 2)}
+            yield {"system": "torch-cublas", **case, "roof": round(roof, 3)}
 
 
 CASES: dict[str, Callable[[float], Iterator[Row]]] = {

@@ -257,35 +257,56 @@ TESSERA_DEVICE void write_merged(const DecodeArgs& args, const float* merge, typ
   }
 }
 
+// The count before one is added. What the block wrote before its barrier is released, what others did is acquired.
+TESSERA_DEVICE u32 add_acquire_release(u32* count) {
+  u32 before;
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(count) : "memory");
+  return before;
+}
+
 // Puts a pair together from the parts of pieces split.first .. split.last: a warp a head, kDim / 32 values a lane.
 template <class D>
 TESSERA_DEVICE void combine(const DecodeArgs& args, const Split& split, typename D::T* out) {
   constexpr int kDim = D::Page::kDim, kWidth = kDim / kWarp;
+  constexpr int kAhead = 8;  // parts on their way at once
   using Values = Vec<float, kWidth>;
   const float2* stats = reinterpret_cast<const float2*>(args.partials + 2ll * gridDim.x * D::kHeads * kDim);
   for (int head = threadIdx.x / kWarp; head < args.group; head += D::kWarps) {
     float top = -1e30f, sum = 0;
     Values acc = {};
+    Values part[kAhead];
+    const auto load = [&](int piece) {
+#pragma unroll
+      for (int j = 0; j < kAhead; ++j) {
+        const i64 slot = split.slot(min(piece + j, split.last));
+        const float* from = args.partials + (slot * D::kHeads + head) * kDim + lane_id() * kWidth;
+#pragma unroll
+        for (int i = 0; i < kWidth; i += 2) {
+          const float2 x = __ldcg(reinterpret_cast<const float2*>(from + i));
+          part[j][i] = x.x;
+          part[j][i + 1] = x.y;
+        }
+      }
+    };
     for (int first = split.first; first <= split.last; first += kWarp) {
+      load(first);  // before its weights are known
       const int n = min(kWarp, split.last + 1 - first);
-      const bool mine = lane_id() < n;
-      const float2 part = mine ? __ldcg(stats + split.slot(first + lane_id()) * D::kHeads + head) : make_float2(-1e30f, 0);
-      const float next = fmaxf(top, warp_reduce(part.x, Max{}));
+      const float2 none = make_float2(-1e30f, 0);
+      const float2 stat = lane_id() < n ? __ldcg(stats + split.slot(first + lane_id()) * D::kHeads + head) : none;
+      const float next = fmaxf(top, warp_reduce(stat.x, Max{}));
       const float decay = exp2_approx(top - next);
-      const float weight = exp2_approx(part.x - next);
-      sum = sum * decay + warp_reduce(part.y * weight, Sum{});
+      const float weight = exp2_approx(stat.x - next);
+      sum = sum * decay + warp_reduce(stat.y * weight, Sum{});
 #pragma unroll
       for (int i = 0; i < kWidth; ++i) acc[i] *= decay;
       top = next;
-#pragma unroll 8
-      for (int j = 0; j < n; ++j) {
-        const float w = __shfl_sync(0xffffffffu, weight, j);
-        const float* from = args.partials + (static_cast<i64>(split.slot(first + j)) * D::kHeads + head) * kDim;
+      for (int done = 0; done < n; done += kAhead) {
+        if (done > 0) load(first + done);
 #pragma unroll
-        for (int i = 0; i < kWidth; i += 2) {
-          const float2 x = __ldcg(reinterpret_cast<const float2*>(from + lane_id() * kWidth + i));
-          acc[i] += w * x.x;
-          acc[i + 1] += w * x.y;
+        for (int j = 0; j < kAhead; ++j) {
+          const float w = __shfl_sync(0xffffffffu, weight, min(done + j, kWarp - 1));
+#pragma unroll
+          for (int i = 0; i < kWidth; ++i) acc[i] += done + j < n ? w * part[j][i] : 0;
         }
       }
     }
@@ -319,13 +340,11 @@ TESSERA_DEVICE void consume(const DecodeArgs& args, const typename D::T* q, type
     const bool whole = split.first == split.last;
     write_merged<D>(args, merge, out + row, whole ? -1 : 2 * static_cast<int>(blockIdx.x) + (unit != begin));
     if (!whole) {
-      __threadfence();
       named_barrier_sync(1, D::kConsumers);
       if (threadIdx.x == 0) {
         const u32 others = split.last - split.first;
-        const bool last = atomicAdd(args.arrived + split.first, 1u) == others;
+        const bool last = add_acquire_release(args.arrived + split.first) == others;
         if (last) args.arrived[split.first] = 0;
-        __threadfence();
         *last_arrived = last;
       }
       named_barrier_sync(1, D::kConsumers);
