@@ -20,12 +20,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch.profiler import ProfilerActivity, profile
 
 from tessera.engine.config import EngineConfig
 from tessera.engine.cuda_build import build_cuda_core
+from tessera.engine.cuda_load import DeviceWeights
+from tessera.engine.dummy import open_dummy
 from tessera.engine.overlap import OverlappedCore
 from tessera.engine.sampling_params import SamplingParams
+from tessera.formats import open_checkpoint
 from tessera.kernels.cuda import device
 
 Row = dict[str, object]
@@ -130,6 +134,20 @@ def build(directory: Path, seqs: int, length: int) -> tuple[OverlappedCore, Row]
     return core, {"system": "tessera", "model": MODEL, "op": "start", "total_s": total, **phases}
 
 
+def load_rate(directory: Path, layers: int = 6) -> Row:
+    """Loading of a checkpoint whose file is in the page cache: what the path to the device costs."""
+    config = LLAMA_3_8B | {"num_hidden_layers": layers}
+    (directory / "config.json").write_text(json.dumps(config))
+    dummy = open_dummy(directory, "cuda")
+    save_file({name: dummy.tensor(name).cpu() for name in dummy.names()}, directory / "model.safetensors")
+    started = time.perf_counter()
+    weights = DeviceWeights(open_checkpoint(directory))
+    seconds = time.perf_counter() - started
+    nbytes = sum(2 * torch.Size(shape).numel() for shape in dummy.config.tensor_shapes().values())
+    row = {"system": "tessera", "op": "load", "gb": round(nbytes / 1e9, 2), "s": round(seconds, 2)}
+    return {**row, "gb_s": round(weights.rate_gbs, 2)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", default="1x1024x256,8x1024x256,64x1024x256,256x1024x512")
@@ -137,10 +155,13 @@ def main() -> None:
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     cases = [tuple(map(int, case.split("x"))) for case in args.cases.split(",")]
-    with tempfile.TemporaryDirectory() as directory:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
         seqs, length = max(c[0] for c in cases), max(c[1] + c[2] for c in cases)
+        rows = [load_rate(Path(directory))]
+        print(rows[0], flush=True)
+        torch.cuda.empty_cache()
         core, start = build(Path(directory), seqs, length)
-        rows = [start]
+        rows.append(start)
         print(start, flush=True)
         for batch, prompt, output in cases:
             for row in (measure(core, batch, prompt, output), breakdown(core, batch, prompt)):

@@ -259,11 +259,10 @@ def _flops(us: float, flops: float) -> Row:
 def linear_cases(copy: float) -> Iterator[Row]:
     for n, k in ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (128256, 4096)):
         weights = [rand(n, k) for _ in range(max(1, -(-ROTATE_BYTES // (2 * n * k))))]
-        for m in (1, 64, 256, 2048):
+        for m in (1, 8, 64, 256, 2048):
             x = rand(m, k)
-            us = replay_us(
-                [_call(F.linear, x, weights[i % len(weights)]) for i in range(max(4, len(weights)))]
-            )
+            launches = [_call(F.linear, x, weights[i % len(weights)]) for i in range(max(8, len(weights)))]
+            us = replay_us(launches)
             roof = max(2 * n * k / copy / 1e6, 2 * m * n * k / BF16_FLOPS * 1e6) / us
             case = {"op": "linear", "m": m, "n": n, "k": k, "us": round(us, 2)}
             yield {"system": "torch-cublas", **case, "roof": round(roof, 3)}

@@ -39,11 +39,6 @@ CASES: list[TemplateCase] = [
         HOPPER,
         options=("-DTESSERA_NO_BULK_COPY",),
     ),
-    *grid(
-        "linear/skinny.cuh",
-        "tessera::skinny_linear<tessera::Skinny<{t}, {tiles}, 8>>",
-        {"t": _TYPES, "tiles": (1, 2)},
-    ),
     TemplateCase("sampling/sample_rows.cuh", "tessera::sample_rows"),
     TemplateCase("sampling/resolve_tokens.cuh", "tessera::resolve_tokens"),
 ]
