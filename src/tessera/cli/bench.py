@@ -38,6 +38,7 @@ def throughput(
         str | None, typer.Option(help="Compare with transformers in float32 on this model.")
     ] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    dtype: Annotated[str, typer.Option(help="f16 or bf16 on a CUDA device; auto is bf16.")] = "auto",
     json_path: Annotated[str | None, _JSON] = None,
 ) -> None:
     """Prefill and decode rates of a model, and its memory beside float32.
@@ -56,6 +57,7 @@ def throughput(
         threads=threads or len(os.sched_getaffinity(0)),
         repeats=repeats,
         device=device,
+        dtype=dtype,
     ):
         found.append(row)
         console.note(f"{row['system']} {row['batch']}x{row['prompt']}x{row['output']} done")
