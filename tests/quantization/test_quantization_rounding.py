@@ -178,8 +178,7 @@ def test_fewer_tokens_than_inputs_and_silent_inputs():
 
 
 def losses_of(hessian, chain=QOQ):
-    order = activation_order(hessian)
-    return group_losses(inverse_factor(hessian[order][:, order], DAMP), order, chain.steps[0].pattern)
+    return group_losses(Inputs.of(hessian).inverse, chain.steps[0].pattern)
 
 
 def test_group_losses_are_schur_complements():

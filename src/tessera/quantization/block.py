@@ -23,6 +23,9 @@ STAGES: Final = {
 }
 """Linear layers that share an input, by the attribute of LlamaBlock that runs them, in order."""
 
+Seen = Mapping[str, Tensor]
+"""What a block's observer saw on a sample: "qkv_in", "q", "k", … (`LlamaBlock.forward`)."""
+
 ROWS: Final = 2048
 """Tokens per call of a row-wise layer, which bounds the memory of what lies between two layers."""
 

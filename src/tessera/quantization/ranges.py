@@ -9,7 +9,6 @@ from torch import Tensor
 from tessera.numerics.fit import Params, fit
 from tessera.numerics.levels import levels_of
 from tessera.quantization.chunks import row_chunks
-from tessera.quantization.linalg import InverseFactor
 from tessera.spec import WHOLE, Chain, Pattern
 
 SHRINKS: Final = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.65, 0.6)
@@ -30,17 +29,16 @@ def search_ranges(weight: Tensor, losses: Sequence[Tensor], chain: Chain) -> Par
     return fit(weight, chain, torch.cat(parts))
 
 
-def group_losses(factor: InverseFactor, order: Tensor, pattern: Pattern) -> list[Tensor]:
+def group_losses(inverse: Tensor, pattern: Pattern) -> list[Tensor]:
     """What errors of one group cost once all other columns have done their best to compensate them.
 
     With H split into the group g and the rest r, that is the Schur complement H_gg - H_gr H_rr^-1 H_rg, the
-    inverse of the group's block of H^-1. Closer to what GPTQ leaves than H_gg itself. `factor` is that of
-    the Hessian in `order`.
+    inverse of the group's block of H^-1, which is `inverse` float32 [K, K]. Closer to what GPTQ leaves than
+    H_gg itself.
     """
-    inverse = torch.empty_like(factor.upper)
-    inverse[order[:, None], order] = factor.upper.T @ factor.upper
-    size = len(order) if pattern.block[1] == WHOLE else pattern.block[1]
-    blocks = (inverse[i : i + size, i : i + size] for i in range(0, len(order), size))
+    columns = len(inverse)
+    size = columns if pattern.block[1] == WHOLE else pattern.block[1]
+    blocks = (inverse[i : i + size, i : i + size] for i in range(0, columns, size))
     return [torch.linalg.inv(block.double()).float() for block in blocks]
 
 

@@ -36,17 +36,22 @@ class Inputs:
     """What rounding needs to know of a layer's inputs, once for all layers that share them.
 
     hessian float32 [K, K]; order int64 [K], columns by falling diag(H); factor of the damped inverse in that
-    order, None where there is none.
+    order, None where there is none; inverse itself float32 [K, K], in the columns' own order.
     """
 
     hessian: Tensor
     order: Tensor
     factor: InverseFactor | None
+    inverse: Tensor
 
     @classmethod
     def of(cls, hessian: Tensor) -> Self:
         order = activation_order(hessian)
-        return cls(hessian, order, inverse_factor(hessian[order][:, order], DAMP))
+        factor = inverse_factor(hessian[order][:, order], DAMP)
+        inverse = torch.zeros_like(hessian)
+        if factor is not None:
+            inverse[order.unsqueeze(1), order] = factor.upper.T @ factor.upper
+        return cls(hessian, order, factor, inverse)
 
 
 def round_nearest(weight: Tensor, inputs: Inputs, chain: Chain) -> Rounded:
@@ -59,7 +64,7 @@ def round_gptq(weight: Tensor, inputs: Inputs, chain: Chain) -> Rounded:
     if inputs.factor is None:
         return Rounded(quantize(weight, chain), note="no usable Hessian: rounded to nearest")
     pattern = chain.steps[0].pattern
-    params = search_ranges(weight, group_losses(inputs.factor, inputs.order, pattern), chain)
+    params = search_ranges(weight, group_losses(inputs.inverse, pattern), chain)
     grid = levels_of(chain, params).spread(pattern, tuple(weight.shape))
     codes = gptq_codes(weight, grid, inputs.factor, inputs.order).to(code_dtype(chain.codes))
     rounded = QTensor(Qtile(tuple(weight.shape), chain), codes, params)

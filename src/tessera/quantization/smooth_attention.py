@@ -13,14 +13,14 @@ variance (range / 15)^2 / 12 and meet the energy of Q,
     loss = mean over tokens of (max - min of a head's K)^2  *  sum over pairs of lambda^2 |q|^2
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from tessera.quantization.block import FloatBlock
+from tessera.quantization.block import FloatBlock, Seen
+from tessera.spec import Recipe
 
 TOKENS: Final = 1024
 """Tokens the loss is taken over."""
@@ -41,7 +41,7 @@ class Turn:
     angle: Tensor
 
 
-def smooth_attention(block: FloatBlock, seen: Mapping[str, Tensor]) -> FloatBlock:
+def smooth_attention(block: FloatBlock, seen: Seen, recipe: Recipe) -> FloatBlock:
     """`seen` holds q [T, heads, D] and k [T, kv heads, D] of the block after rotary embedding."""
     config = block.config
     turn = find_turn(seen["q"], seen["k"])

@@ -93,7 +93,7 @@ def quantize_block(
     Layers are rounded in the order they run, each on inputs that come from those already rounded, with int8
     activations and KV4 where the recipe has them: what the layer will meet when it serves.
     """
-    block = transform(block, recipe.algorithm, tokens.sample(), check)
+    block = transform(block, recipe, tokens.sample(), check)
     state = RoundedBlock(block, recipe)
     running = state.runnable()
     rows: list[Written] = []
