@@ -1,9 +1,11 @@
 """`tessera doctor` sees what is there, and what is wrong."""
 
 import json
+import sys
 from importlib import metadata
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from tessera.cli import doctor
@@ -59,6 +61,20 @@ def test_shadowing_package(monkeypatch):
     assert checks["package"]["status"] == "warn"
     assert "tessera 0.5" in checks["package"]["detail"]
     assert "pip uninstall tessera" in checks["package"]["hint"]
+
+
+def test_without_torch(monkeypatch):
+    """What needs torch is not tried."""
+    monkeypatch.setitem(sys.modules, "torch", None)
+    code, checks = run()
+    assert (code, checks["torch"]["status"]) == (1, "fail")
+    assert "pip install" in checks["torch"]["hint"]
+    assert checks.keys() == {"package", "python", "memory", "compiler", "cache", "torch"}
+
+
+def test_machine_with_and_without_gpu():
+    _, checks = run("--no-kernels")
+    assert checks["gpu"]["status"] == ("ok" if torch.cuda.is_available() else "info")
 
 
 def test_cache_counts_what_is_in_it(monkeypatch, tmp_path):
