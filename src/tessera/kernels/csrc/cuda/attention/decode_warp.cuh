@@ -20,7 +20,7 @@ struct Decode {
   static constexpr int kConsumers = kWarps * kWarp;
   static constexpr int kThreads = kConsumers + kWarp;
   static constexpr int kRow = P::kDim + 4;       // floats a head in the merge buffer; the 4 spread its banks
-  using KvRing = Ring<kStages, P::kPartBytes>;
+  using KvRing = Ring<kStages, P::kPartBytes, P::kPanelBytes>;
   static constexpr int kMergeFloats = kWarps * kHeads * (kRow + 2);
   static constexpr int kSmem = KvRing::kBytes + kMergeFloats * 4;
 };

@@ -51,7 +51,7 @@ TESSERA_DEVICE void produce(const DecodeArgs& args, const char* cache, const typ
       const char* slice = cache + P::slice_offset(page, at.head, args.kv_heads);
       // Rows past the context may hold anything, NaN too: scores of K are masked, but 0 * V must be 0.
       ring.fill(position, slice, rows * P::kRowBytes, rows * P::kRowBytes);
-      ring.fill(position, slice + P::kPartBytes, rows * P::kRowBytes, P::kPartBytes);
+      ring.fill(position, slice + P::kPartBytes, rows * P::kRowBytes, P::kPanelBytes);
     }
     left -= count;
     at.next(args);
