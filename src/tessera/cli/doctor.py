@@ -17,6 +17,7 @@ from tessera.version import __version__
 
 Status = Literal["ok", "info", "warn", "fail"]
 DISTRIBUTION: Final = "tessera-llm"
+NVIDIA_DRIVER: Final = Path("/proc/driver/nvidia/version")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,17 +117,22 @@ def _memory() -> Check:
 
 
 def _gpu() -> Check:
+    """Not a failure where something is missing: the CPU serves too."""
     try:
         import torch
     except ImportError:
         return Check("gpu", "info", "unknown without torch")
-    if torch.cuda.is_available():
-        names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-        return Check("gpu", "ok", f"{', '.join(names)} (CUDA {torch.version.cuda})")
-    if Path("/proc/driver/nvidia/version").exists():
-        hint = "install a CUDA build of torch" if torch.version.cuda is None else "nvidia-smi may say why"
-        return Check("gpu", "warn", "an NVIDIA driver is loaded, but torch sees no GPU", hint)
-    return Check("gpu", "info", "none: models run on the CPU")
+    from tessera.errors import TesseraError
+    from tessera.kernels.cuda import device
+
+    if not torch.cuda.is_available() and not NVIDIA_DRIVER.exists():
+        return Check("gpu", "info", "none: models run on the CPU")
+    try:
+        device.require()
+    except TesseraError as error:
+        return Check("gpu", "warn", str(error))
+    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return Check("gpu", "ok", f"{', '.join(names)} (CUDA {torch.version.cuda})")
 
 
 def _compiler() -> Check:
