@@ -23,7 +23,7 @@ INFO = EngineInfo(
 
 @pytest.fixture
 def fake_engine(monkeypatch):
-    def core(model, cases, threads, device):
+    def core(model, cases, threads, device, dtype):
         made = make_core()
         made.info = INFO
         return made

@@ -5,7 +5,6 @@ import sys
 from importlib import metadata
 
 import pytest
-import torch
 from typer.testing import CliRunner
 
 from tessera.cli import doctor
@@ -72,9 +71,22 @@ def test_without_torch(monkeypatch):
     assert checks.keys() == {"package", "python", "memory", "compiler", "cache", "torch"}
 
 
-def test_machine_with_and_without_gpu():
+def test_gpu_that_cannot_be_used(monkeypatch, tmp_path):
+    (tmp_path / "version").write_text("NVRM version: 535.54.03")
+    monkeypatch.setattr(doctor, "NVIDIA_DRIVER", tmp_path / "version")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("torch.version.cuda", "13.0")
+    monkeypatch.setattr("tessera.kernels.cuda.driver.driver_version", lambda: (12, 2))
+    code, checks = run("--no-kernels")
+    assert (code, checks["gpu"]["status"]) == (0, "warn")
+    assert "supports CUDA 12.2" in checks["gpu"]["detail"] and "driver 580" in checks["gpu"]["detail"]
+
+
+def test_no_gpu_is_no_fault(monkeypatch, tmp_path):
+    monkeypatch.setattr(doctor, "NVIDIA_DRIVER", tmp_path / "none")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     _, checks = run("--no-kernels")
-    assert checks["gpu"]["status"] == ("ok" if torch.cuda.is_available() else "info")
+    assert (checks["gpu"]["status"], checks["gpu"]["detail"]) == ("info", "none: models run on the CPU")
 
 
 def test_cache_counts_what_is_in_it(monkeypatch, tmp_path):

@@ -191,7 +191,7 @@ def test_dtype_reaches_the_model(
 
 
 def test_context_longer_than_the_cache() -> None:
-    """The plan reduces a context nobody asked for and says so; requests beyond it are refused with numbers."""
+    """The plan reduces a context nobody asked for and says so; requests beyond it get numbers."""
     uses = plan_memory(EngineConfig(memory_fraction=1.0), LLAMA_8B, 0, free=2**40, num_graphs=4).uses
     free = sum(uses.values()) + 30 * page_bytes(LLAMA_8B)
     plan = plan_memory(EngineConfig(memory_fraction=1.0), LLAMA_8B, 0, free=free, num_graphs=4).cache
