@@ -61,11 +61,15 @@ def run(core: OverlappedCore, prompts: Sequence[Sequence[int]], output: int) -> 
 
 
 def measure(core: OverlappedCore, batch: int, prompt: int, output: int) -> Row:
-    generator = random.Random(0)
-    prompts = [generator.choices(range(1000, 100000), k=prompt) for _ in range(batch)]
-    run(core, prompts[:4], 2)
-    prefill = min(run(core, prompts, 1) for _ in range(2))
-    total = run(core, prompts, output)
+    generator = random.Random(batch)
+
+    def prompts() -> list[list[int]]:
+        """New ones each time: a prompt seen before is found in the prefix cache."""
+        return [generator.choices(range(1000, 100000), k=prompt) for _ in range(batch)]
+
+    run(core, prompts()[:4], 2)
+    prefill = min(run(core, prompts(), 1) for _ in range(2))
+    total = run(core, prompts(), output)
     decode = total - prefill
     row: Row = {
         "system": "tessera", "model": MODEL, "op": "generate", "batch": batch, "prompt": prompt,
