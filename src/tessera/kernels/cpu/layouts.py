@@ -133,7 +133,7 @@ def check_protective_range(weight: QTensor) -> None:
         row, group = where = tuple(int(i) for i in bad[0])
         raise KernelArgumentError(
             f"row {row}, group {group} of a weight has codes {int(least[where])}..{int(most[where])}, "
-            f"outside {int(low[where])}..{int(high[where])}: (q - z) * s would not fit int8; so in {len(bad)} "
+            f"outside {int(low[where])}..{int(high[where])}: (q - z) * s leaves int8; so in {len(bad)} "
             "groups. Clamp the codes to numerics.code_bounds"
         )
 
