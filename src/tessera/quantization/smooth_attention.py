@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from tessera.quantization.block import FloatBlock, Seen
+from tessera.quantization.threads import serial
 from tessera.spec import Recipe
 
 TOKENS: Final = 1024
@@ -70,9 +71,10 @@ def find_turn(q: Tensor, k: Tensor) -> Turn:
     tokens, heads, width = k.shape
     pairs = k.reshape(tokens, heads, 2, width // 2).transpose(0, 1)
     energy = q.reshape(tokens, heads, -1, 2, width // 2).square().mean(0).sum((1, 2))
-    turn = _best_power(pairs, energy)
-    for angles, factor in SWEEPS:
-        turn = _refine(pairs, energy, turn, angles, factor)
+    with serial(pairs.numel()):
+        turn = _best_power(pairs, energy)
+        for angles, factor in SWEEPS:
+            turn = _refine(pairs, energy, turn, angles, factor)
     return turn
 
 
