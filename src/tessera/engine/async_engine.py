@@ -164,8 +164,9 @@ class AsyncEngine:
             while self._handle_commands():
                 if self.core.has_unfinished:
                     self._step_started = time.monotonic()
-                    self._publish(self.core.step())
+                    deltas = self.core.step()
                     self._step_started = None
+                    self._publish(deltas)
         except BaseException as error:
             log.exception("engine step failed")
             self._die(error)
