@@ -10,12 +10,10 @@ The breakdown is what the device did in steady decode steps, by the profiler; ga
 import argparse
 import json
 import logging
-import platform
 import random
 import tempfile
 import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ import torch
 from safetensors.torch import save_file
 from torch.profiler import ProfilerActivity, profile
 
+from gpu_results import Row, write_results
 from tessera.engine.config import EngineConfig
 from tessera.engine.cuda_build import build_cuda_core
 from tessera.engine.cuda_load import DeviceWeights
@@ -30,9 +29,7 @@ from tessera.engine.dummy import open_dummy
 from tessera.engine.overlap import OverlappedCore
 from tessera.engine.sampling_params import SamplingParams
 from tessera.formats import open_checkpoint
-from tessera.kernels.cuda import device
 
-Row = dict[str, object]
 MODEL = "llama-3-8b shape, random bf16"
 LLAMA_3_8B = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 128256, "hidden_size": 4096,
@@ -171,14 +168,7 @@ def main() -> None:
             for row in (measure(core, batch, prompt, output), breakdown(core, batch, prompt)):
                 rows.append(row)
                 print(row, flush=True)
-    result = {
-        "machine": {"gpu": device.current().name, "cpu": platform.processor()},
-        "versions": {"torch": torch.__version__, "cuda": torch.version.cuda},
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "rows": rows,
-    }
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(result, indent=1) + "\n")
+    write_results(args.out, rows)
 
 
 if __name__ == "__main__":

@@ -33,6 +33,12 @@ CASES: list[TemplateCase] = [
         {"t": _TYPES, "d": _DIMS, "stages": (6, 8)},
         allowed_local_bytes=16,
     ),
+    *grid(
+        "attention/paged_prefill_wgmma.cuh",
+        f"tessera::paged_prefill_wgmma<tessera::Prefill<{_PAGE}, 8, 128>>",
+        {"t": _TYPES, "d": _DIMS},
+        HOPPER,
+    ),
     TemplateCase(
         "attention/paged_decode.cuh",
         "tessera::paged_decode<tessera::Decode<tessera::Page16<tessera::bf16, 128>, 1, 6>>",

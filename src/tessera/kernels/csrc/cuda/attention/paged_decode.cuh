@@ -118,15 +118,15 @@ __global__ void __launch_bounds__(D::kThreads, 2)
   const DecodeArgs args = {{cu_seqlens, context_lens, seqs}, block_tables, table_stride, kv_heads, group,
                            scale_log2, partials, arrived};
   const auto weight = [&](int s) { return div_up(decode_context(args.batch, s), P::kTokens) * kv_heads; };
+  const auto pieces_of = [&](int units) { return min(static_cast<int>(gridDim.x), units); };
+  const int units = line_of<D::kThreads>(weight, seqs, scratch).locate(
+      [&](int all) { return piece_start(blockIdx.x, max(all, 1), max(pieces_of(all), 1)); }, &share);
   for (int s = blockIdx.x; s < seqs; s += gridDim.x) {
     if (args.batch.query_len(s) != 1 || context_lens[s] > 0) continue;
     const int width = kv_heads * group * P::kDim;
     u32* to = reinterpret_cast<u32*>(out + static_cast<i64>(cu_seqlens[s]) * width);
     for (int i = threadIdx.x; i < width / 2; i += D::kThreads) to[i] = 0;
   }
-  const auto pieces_of = [&](int units) { return min(static_cast<int>(gridDim.x), units); };
-  const int units = line_of<D::kThreads>(weight, seqs, scratch).locate(
-      [&](int all) { return piece_start(blockIdx.x, max(all, 1), max(pieces_of(all), 1)); }, &share);
   const int pieces = pieces_of(units);
   if (blockIdx.x >= pieces) return;
   const int begin = piece_start(blockIdx.x, units, pieces), end = piece_start(blockIdx.x + 1, units, pieces);
