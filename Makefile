@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 INSTALL = $(BIN)/python -m pip install --quiet --constraint constraints.txt
 MODEL := build/model/SmolLM2-135M-Instruct.Q4_1.gguf
 
-.PHONY: setup demo test lint test-kernels test-gpu clean
+.PHONY: setup demo test lint test-kernels test-gpu sanitize clean
 
 setup: $(VENV)/.dev
 
@@ -28,6 +28,10 @@ test-kernels: $(VENV)/.dev
 
 test-gpu: $(VENV)/.dev
 	$(BIN)/python -m pytest -m gpu
+
+# compute-sanitizer (from the CUDA toolkit) over every CUDA op; a GPU that it supports is needed.
+sanitize: $(VENV)/.dev
+	PYTHON=$(BIN)/python sh tests/kernels/cuda/sanitize.sh build/sanitize
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

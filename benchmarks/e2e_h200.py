@@ -10,25 +10,26 @@ The breakdown is what the device did in steady decode steps, by the profiler; ga
 import argparse
 import json
 import logging
-import platform
 import random
 import tempfile
 import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch.profiler import ProfilerActivity, profile
 
+from gpu_results import Row, write_results
 from tessera.engine.config import EngineConfig
 from tessera.engine.cuda_build import build_cuda_core
+from tessera.engine.cuda_load import DeviceWeights
+from tessera.engine.dummy import open_dummy
 from tessera.engine.overlap import OverlappedCore
 from tessera.engine.sampling_params import SamplingParams
-from tessera.kernels.cuda import device
+from tessera.formats import open_checkpoint
 
-Row = dict[str, object]
 MODEL = "llama-3-8b shape, random bf16"
 LLAMA_3_8B = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 128256, "hidden_size": 4096,
@@ -57,11 +58,15 @@ def run(core: OverlappedCore, prompts: Sequence[Sequence[int]], output: int) -> 
 
 
 def measure(core: OverlappedCore, batch: int, prompt: int, output: int) -> Row:
-    generator = random.Random(0)
-    prompts = [generator.choices(range(1000, 100000), k=prompt) for _ in range(batch)]
-    run(core, prompts[:4], 2)
-    prefill = min(run(core, prompts, 1) for _ in range(2))
-    total = run(core, prompts, output)
+    generator = random.Random(batch)
+
+    def prompts() -> list[list[int]]:
+        """New ones each time: a prompt seen before is found in the prefix cache."""
+        return [generator.choices(range(1000, 100000), k=prompt) for _ in range(batch)]
+
+    run(core, prompts()[:4], 2)
+    prefill = min(run(core, prompts(), 1) for _ in range(2))
+    total = run(core, prompts(), output)
     decode = total - prefill
     row: Row = {
         "system": "tessera", "model": MODEL, "op": "generate", "batch": batch, "prompt": prompt,
@@ -130,6 +135,20 @@ def build(directory: Path, seqs: int, length: int) -> tuple[OverlappedCore, Row]
     return core, {"system": "tessera", "model": MODEL, "op": "start", "total_s": total, **phases}
 
 
+def load_rate(directory: Path, layers: int = 6) -> Row:
+    """Loading of a checkpoint whose file is in the page cache: what the path to the device costs."""
+    config = LLAMA_3_8B | {"num_hidden_layers": layers}
+    (directory / "config.json").write_text(json.dumps(config))
+    dummy = open_dummy(directory, "cuda")
+    save_file({name: dummy.tensor(name).cpu() for name in dummy.names()}, directory / "model.safetensors")
+    started = time.perf_counter()
+    weights = DeviceWeights(open_checkpoint(directory))
+    seconds = time.perf_counter() - started
+    nbytes = sum(2 * torch.Size(shape).numel() for shape in dummy.config.tensor_shapes().values())
+    row = {"system": "tessera", "op": "load", "gb": round(nbytes / 1e9, 2), "s": round(seconds, 2)}
+    return {**row, "gb_s": round(weights.rate_gbs, 2)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", default="1x1024x256,8x1024x256,64x1024x256,256x1024x512")
@@ -137,23 +156,19 @@ def main() -> None:
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     cases = [tuple(map(int, case.split("x"))) for case in args.cases.split(",")]
-    with tempfile.TemporaryDirectory() as directory:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
         seqs, length = max(c[0] for c in cases), max(c[1] + c[2] for c in cases)
+        rows = [load_rate(Path(directory))]
+        print(rows[0], flush=True)
+        torch.cuda.empty_cache()
         core, start = build(Path(directory), seqs, length)
-        rows = [start]
+        rows.append(start)
         print(start, flush=True)
         for batch, prompt, output in cases:
             for row in (measure(core, batch, prompt, output), breakdown(core, batch, prompt)):
                 rows.append(row)
                 print(row, flush=True)
-    result = {
-        "machine": {"gpu": device.current().name, "cpu": platform.processor()},
-        "versions": {"torch": torch.__version__, "cuda": torch.version.cuda},
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "rows": rows,
-    }
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(result, indent=1) + "\n")
+    write_results(args.out, rows)
 
 
 if __name__ == "__main__":

@@ -8,18 +8,14 @@ bytes an op cannot avoid would take; for products and prefill, of the dense bf16
 """
 
 import argparse
-import json
-import platform
-import statistics
-from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tessera.kernels.cuda import device
+from gpu_results import Row, replay_us, write_results
 from tessera.kernels.cuda.attention import BoundAttention, CudaAttention
 from tessera.kernels.cuda.embedding import CudaEmbedding
 from tessera.kernels.cuda.rows import CudaNorm, CudaQuantizeRows, CudaSiluMul
@@ -30,31 +26,10 @@ from tessera.kernels.types import AttentionMetadata
 from tessera.numerics.qtensor import plain
 from tessera.spec import BF16, Chain
 
-Row = dict[str, object]
 Launch = Callable[[], object]
 DTYPE = torch.bfloat16
 ROTATE_BYTES = 256_000_000  # several times the L2
 BF16_FLOPS = 989e12  # datasheet, dense
-
-
-def replay_us(launches: Sequence[Launch], replays: int = 7) -> float:
-    """Microseconds a launch: median over replays of one graph that holds all of `launches`."""
-    for launch in launches[:2]:
-        launch()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for launch in launches:
-            launch()
-    graph.replay()
-    times = []
-    for _ in range(replays):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1000)
-    return statistics.median(times) / len(launches)
 
 
 def rotated(make: Callable[[], Launch], nbytes: int, least: int = 20) -> list[Launch]:
@@ -259,11 +234,10 @@ def _flops(us: float, flops: float) -> Row:
 def linear_cases(copy: float) -> Iterator[Row]:
     for n, k in ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (128256, 4096)):
         weights = [rand(n, k) for _ in range(max(1, -(-ROTATE_BYTES // (2 * n * k))))]
-        for m in (1, 64, 256, 2048):
+        for m in (1, 8, 64, 256, 2048):
             x = rand(m, k)
-            us = replay_us(
-                [_call(F.linear, x, weights[i % len(weights)]) for i in range(max(4, len(weights)))]
-            )
+            launches = [_call(F.linear, x, weights[i % len(weights)]) for i in range(max(8, len(weights)))]
+            us = replay_us(launches)
             roof = max(2 * n * k / copy / 1e6, 2 * m * n * k / BF16_FLOPS * 1e6) / us
             case = {"op": "linear", "m": m, "n": n, "k": k, "us": round(us, 2)}
             yield {"system": "torch-cublas", **case, "roof": round(roof, 3)}
@@ -291,19 +265,7 @@ def main() -> None:
         for row in CASES[name](copy):
             rows.append(row)
             print("  ".join(f"{k}={v}" for k, v in row.items()), flush=True)
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(
-        json.dumps(
-            {
-                "machine": {"gpu": device.current().name, "cpu": platform.processor(), "clock": "default"},
-                "versions": {"torch": torch.__version__, "cuda": torch.version.cuda},
-                "date": datetime.now(UTC).isoformat(timespec="seconds"),
-                "rows": rows,
-            },
-            indent=1,
-        )
-        + "\n"
-    )
+    write_results(args.out, rows)
 
 
 if __name__ == "__main__":

@@ -76,7 +76,7 @@ def ask(url: str, question: str) -> tuple[float, float]:
     body = {
         "messages": [{"role": "user", "content": question}],
         "temperature": 0,
-        "max_tokens": 128,
+        "max_tokens": 64,
         "stream": True,
         "stream_options": {"include_usage": True},
     }

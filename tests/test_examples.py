@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tiny import write_hf_model
+from tiny import tiny_config, write_hf_model
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -19,7 +19,8 @@ def example(name):
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    return str(write_hf_model(tmp_path_factory.mktemp("models") / "tiny"))
+    # Long enough for the calibration windows that are the default.
+    return str(write_hf_model(tmp_path_factory.mktemp("models") / "tiny", tiny_config(max_position=1024)))
 
 
 def test_all_are_here():

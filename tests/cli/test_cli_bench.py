@@ -6,12 +6,13 @@ import typer
 from typer.testing import CliRunner
 
 from engine_fakes import make_core
-from tessera.cli import peers, results, throughput
+from tessera.cli import kernel_speed, peers, results, throughput
 from tessera.cli.bench import bench
 from tessera.cli.throughput import Peers, parse_case
 from tessera.engine.info import EngineInfo
 from tessera.engine.throughput import Case, Speed
 from tessera.errors import InvalidRequestError
+from tessera.spec import Recipe
 from tiny import random_tensors, tiny_config
 
 INFO = EngineInfo(
@@ -22,7 +23,7 @@ INFO = EngineInfo(
 
 @pytest.fixture
 def fake_engine(monkeypatch):
-    def core(model, cases, threads, device):
+    def core(model, cases, threads, device, dtype):
         made = make_core()
         made.info = INFO
         return made
@@ -66,6 +67,48 @@ def test_the_command_prints_a_table_and_writes_json(fake_engine, tmp_path):
     assert list(path.parent.iterdir()) == [path]
     piped = CliRunner().invoke(app, [*arguments, "--json", "-"])
     assert json.loads(piped.stdout)["rows"][0]["system"] == "tessera"
+
+
+def test_kernel_rows_count_bytes_and_operations(monkeypatch):
+    monkeypatch.setattr(kernel_speed, "COLD_BYTES", 30_000)
+    monkeypatch.setattr(kernel_speed, "_median_us", lambda calls: 100.0 * len(calls))
+    (row,) = kernel_speed.rows(Recipe.parse("w4a8-g64"), [(128, 64)], [16])
+    assert (row["m"], row["n"], row["k"], row["recipe"]) == (16, 128, 64, "w4a8-g64-gptq")
+    layer = kernel_speed._copies(Recipe.parse("w4a8-g64"), torch.randn(128, 64))[0]
+    copies = row["us"] / 100
+    assert copies == -(-30_000 // layer.nbytes)
+    assert row["gbps"] == pytest.approx(layer.nbytes / row["us"] / 1e3)
+    assert row["gops"] == pytest.approx(2 * 16 * 128 * 64 / row["us"] / 1e3)
+    assert row["torch_fp32_us"] == 100  # 32 KiB of floats: one copy is enough
+    assert row["speedup"] == pytest.approx(100 / row["us"])
+    assert row["kernels"] == " ".join(layer.kernel_ids)
+
+
+def test_medians_of_calls(monkeypatch):
+    monkeypatch.setattr(kernel_speed, "SECONDS", 0.0)
+    called = []
+    us = kernel_speed._median_us([lambda: called.append("a"), lambda: called.append("b")])
+    assert called == list("ab" * 6)  # a round that does not count, then ten calls
+    assert us > 0
+
+
+def test_shapes():
+    assert kernel_speed.parse_shape("3072x576") == (3072, 576)
+    for wrong in ("3072", "axb", "0x4", "1x2x3"):
+        with pytest.raises(InvalidRequestError, match="shape"):
+            kernel_speed.parse_shape(wrong)
+
+
+def test_the_kernels_command(monkeypatch):
+    monkeypatch.setattr(kernel_speed, "SECONDS", 0.0)
+    monkeypatch.setattr(kernel_speed, "COLD_BYTES", 1)
+    app = typer.Typer()
+    app.add_typer(bench, name="bench")
+    arguments = ["bench", "kernels", "--recipe", "w8a8-chn", "--shape", "64x64", "--tokens", "3"]
+    shown = CliRunner().invoke(app, arguments)
+    assert shown.exit_code == 0, shown.output
+    assert "speedup" in shown.stdout
+    assert "kernels: " in shown.stderr
 
 
 def test_peers_get_the_same_prompts_and_their_times_become_rates():

@@ -1,6 +1,7 @@
 """`tessera doctor` sees what is there, and what is wrong."""
 
 import json
+import sys
 from importlib import metadata
 
 import pytest
@@ -59,6 +60,33 @@ def test_shadowing_package(monkeypatch):
     assert checks["package"]["status"] == "warn"
     assert "tessera 0.5" in checks["package"]["detail"]
     assert "pip uninstall tessera" in checks["package"]["hint"]
+
+
+def test_without_torch(monkeypatch):
+    """What needs torch is not tried."""
+    monkeypatch.setitem(sys.modules, "torch", None)
+    code, checks = run()
+    assert (code, checks["torch"]["status"]) == (1, "fail")
+    assert "pip install" in checks["torch"]["hint"]
+    assert checks.keys() == {"package", "python", "memory", "compiler", "cache", "torch"}
+
+
+def test_gpu_that_cannot_be_used(monkeypatch, tmp_path):
+    (tmp_path / "version").write_text("NVRM version: 535.54.03")
+    monkeypatch.setattr(doctor, "NVIDIA_DRIVER", tmp_path / "version")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("torch.version.cuda", "13.0")
+    monkeypatch.setattr("tessera.kernels.cuda.driver.driver_version", lambda: (12, 2))
+    code, checks = run("--no-kernels")
+    assert (code, checks["gpu"]["status"]) == (0, "warn")
+    assert "supports CUDA 12.2" in checks["gpu"]["detail"] and "driver 580" in checks["gpu"]["detail"]
+
+
+def test_no_gpu_is_no_fault(monkeypatch, tmp_path):
+    monkeypatch.setattr(doctor, "NVIDIA_DRIVER", tmp_path / "none")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    _, checks = run("--no-kernels")
+    assert (checks["gpu"]["status"], checks["gpu"]["detail"]) == ("info", "none: models run on the CPU")
 
 
 def test_cache_counts_what_is_in_it(monkeypatch, tmp_path):

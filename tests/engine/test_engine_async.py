@@ -145,6 +145,16 @@ def test_draining_finishes_what_runs_and_accepts_nothing_new():
     serve(scenario)
 
 
+def test_a_stream_first_iterated_after_the_shutdown_ends_at_once():
+    async def scenario(engine):
+        stream = engine.generate("a", [1], PARAMS)
+        await engine.shutdown()
+        with pytest.raises(EngineClosedError):
+            await anext(stream)
+
+    serve(scenario)
+
+
 def test_a_drain_that_takes_too_long_is_cut_by_shutdown():
     async def scenario(engine):
         long = SamplingParams(max_tokens=None, ignore_eos=True)

@@ -59,12 +59,15 @@ def test_allocating_more_than_is_free_changes_nothing():
     pool.check_integrity([])
 
 
-def test_the_block_freed_longest_ago_comes_first_and_of_a_table_the_last():
-    pool = BlockPool(3)
-    first, second, third = pool.allocate(3)
+def test_blocks_nobody_can_find_are_handed_out_first_and_then_those_freed_longest_ago():
+    pool = BlockPool(6)
+    first, second, third, fourth = pool.allocate(4)
+    for block in (first, second, third):
+        pool.keep(block, bytes([block]))
     pool.release([second])
-    pool.release([first, third])
-    assert pool.allocate(3) == [second, third, first]
+    pool.release([first, third])  # the end of a table goes before its beginning
+    pool.release([fourth])
+    assert pool.allocate(6) == [fourth, 4, 5, second, third, first]
 
 
 def test_a_kept_block_is_found_until_it_is_handed_out_again():

@@ -93,7 +93,7 @@ def test_dummy_weights_need_a_device(tmp_path) -> None:
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
-    return write_hf_model(tmp_path_factory.mktemp("models") / "small", SMALL)
+    return write_hf_model(tmp_path_factory.mktemp("models") / "small", SMALL, dtype=torch.bfloat16)
 
 
 @pytest.fixture(scope="module")
@@ -142,12 +142,10 @@ class TestOnDevice:
 
     def test_sampled_tokens_depend_on_seed_and_not_on_the_batch(self, llm: LLM) -> None:
         prompt = self.prompts(1, 100)[0]
-        sampling = SamplingParams(
-            seed=5, temperature=0.9, top_p=0.9, top_k=40, max_tokens=30, ignore_eos=True
-        )
+        sampling = SamplingParams(seed=5, temperature=9, top_p=0.9, top_k=40, max_tokens=30, ignore_eos=True)
         alone = llm.generate(prompt, sampling)[0].token_ids
         assert alone == llm.generate(prompt, sampling)[0].token_ids
-        other = SamplingParams(seed=6, temperature=0.9, max_tokens=30, ignore_eos=True)
+        other = SamplingParams(seed=6, temperature=9, max_tokens=30, ignore_eos=True)
         assert alone != llm.generate(prompt, other)[0].token_ids
 
     def test_preemption_and_many_short_requests(self, directory) -> None:

@@ -7,9 +7,9 @@ from tessera.numerics import code_bounds, fit, levels_of, quantize
 from tessera.quantization import round_gptq as gptq_module
 from tessera.quantization.errors import HessianError, WeightError
 from tessera.quantization.linalg import inverse_factor
-from tessera.quantization.ranges import SHRINKS, search_ranges
+from tessera.quantization.ranges import SHRINKS, group_losses, search_ranges
 from tessera.quantization.round_gptq import activation_order, gptq_codes
-from tessera.quantization.rounding import DAMP, naming, relative_error, round_gptq, round_nearest
+from tessera.quantization.rounding import DAMP, Inputs, naming, relative_error, round_gptq, round_nearest
 from tessera.quantization.stats import second_moment
 from tessera.spec import Pattern, Recipe, affine_zero, progressive
 
@@ -112,8 +112,8 @@ def test_gptq_beats_nearest_on_average(name):
     gains = []
     for seed in range(5):
         weight, hessian = layer(seed=seed)
-        chosen = round_gptq(weight, hessian, CHAINS[name])
-        nearest = round_nearest(weight, hessian, CHAINS[name])
+        chosen = round_gptq(weight, Inputs.of(hessian), CHAINS[name])
+        nearest = round_nearest(weight, Inputs.of(hessian), CHAINS[name])
         assert chosen.how == "gptq" and chosen.note == "" and chosen.damp == DAMP
         gains.append(
             relative_error(weight, chosen.weight, hessian) / relative_error(weight, nearest.weight, hessian)
@@ -125,7 +125,7 @@ def test_codes_keep_to_the_bounds_of_qoq():
     """The group [-119, 114] of the protective range, pushed by correlated inputs towards code 15."""
     weight, hessian = layer(rows=64)
     weight[:, 0], weight[:, 1] = -1.19, 1.14
-    q = round_gptq(weight, hessian, QOQ).weight
+    q = round_gptq(weight, Inputs.of(hessian), QOQ).weight
     low, high = code_bounds(q.params["group_scale"].codes.int(), q.params["group_zero"].codes.int())
     codes = q.codes.reshape(64, 3, 32).int()
     assert bool(((codes >= low[..., None]) & (codes <= high[..., None])).all())
@@ -152,14 +152,14 @@ def test_ladder_takes_more_precision():
 def test_ladder_raises_the_damping():
     """Far from positive definite: only damping helps."""
     hessian = torch.diag(torch.cat([torch.ones(60), torch.full((4,), -0.05)]))
-    factor = inverse_factor(hessian, DAMP)
+    factor = inverse_factor(hessian, 0.01)
     assert factor.damp == pytest.approx(0.1) and "damping 0.1" in factor.note
 
 
 @pytest.mark.parametrize("hessian", [torch.zeros(96, 96), -torch.eye(96)])
 def test_no_usable_hessian_means_nearest_and_says_so(hessian):
     weight, _ = layer()
-    rounded = round_gptq(weight, hessian, QOQ)
+    rounded = round_gptq(weight, Inputs.of(hessian), QOQ)
     assert rounded.how == "nearest" and "nearest" in rounded.note
     assert torch.equal(rounded.weight.codes, quantize(weight, QOQ).codes)
 
@@ -170,18 +170,38 @@ def test_fewer_tokens_than_inputs_and_silent_inputs():
     x = torch.randn(20, 96, generator=torch.Generator().manual_seed(2))
     x[:, 5] = 0
     hessian = second_moment(x, "layer")
-    rounded = round_gptq(weight, hessian, QOQ)
+    rounded = round_gptq(weight, Inputs.of(hessian), QOQ)
     assert rounded.how == "gptq"
     error = (weight - rounded.weight.dequantize()).abs()
     assert float(error[:, 5].max()) < 0.05
     assert relative_error(weight, rounded.weight, hessian) < 0.1
 
 
+def losses_of(hessian, chain=QOQ):
+    return group_losses(Inputs.of(hessian).inverse, chain.steps[0].pattern)
+
+
+def test_group_losses_are_schur_complements():
+    """What an error of group 1 costs when the other columns minimize: checked by minimizing."""
+    _, hessian = layer()
+    damped = (hessian + torch.eye(96) * DAMP * hessian.diagonal().mean()).double()
+    g, r = torch.arange(32, 64), torch.cat([torch.arange(32), torch.arange(64, 96)])
+    d = torch.randn(32, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    answer = -torch.linalg.solve(damped[r][:, r], damped[r][:, g] @ d)
+    total = torch.cat([d, answer])
+    both = torch.cat([g, r])
+    cost = total @ damped[both][:, both] @ total
+    assert torch.allclose(d @ losses_of(hessian)[1].double() @ d, cost, rtol=1e-3)
+    (whole,) = losses_of(hessian, CHAINS["qoq-chn"])
+    assert torch.allclose(whole.double(), damped, atol=1e-3 * float(damped.max()))
+
+
 def test_range_search_never_does_worse_by_its_own_loss():
     weight, hessian = layer(rows=40)
     weight[:, 3] *= 8
-    blocks = torch.block_diag(*(hessian[i : i + 32, i : i + 32] for i in range(0, 96, 32)))
-    whole, searched = fit(weight, QOQ), search_ranges(weight, hessian, QOQ)
+    per_group = losses_of(hessian)
+    blocks = torch.block_diag(*per_group)
+    whole, searched = fit(weight, QOQ), search_ranges(weight, per_group, QOQ)
 
     def losses(params):
         grid = levels_of(QOQ, params).spread(QOQ.steps[0].pattern, (40, 96))
@@ -195,9 +215,9 @@ def test_range_search_never_does_worse_by_its_own_loss():
 
 def test_range_search_in_parts_equals_one_go(monkeypatch):
     weight, hessian = layer(rows=10)
-    expected = search_ranges(weight, hessian, QOQ)
+    expected = search_ranges(weight, losses_of(hessian), QOQ)
     monkeypatch.setattr("tessera.quantization.ranges.ROWS", 3)
-    parts = search_ranges(weight, hessian, QOQ)
+    parts = search_ranges(weight, losses_of(hessian), QOQ)
     assert all(torch.equal(parts[n].codes, expected[n].codes) for n in expected)
 
 

@@ -16,6 +16,7 @@ bench = typer.Typer(
 )
 
 DEFAULT_CASES: Final = ["1x512x32", "1x16x128", "8x128x64"]
+SMOLLM2_SHAPES: Final = ["960x576", "576x576", "3072x576", "576x1536"]
 _JSON: Final[Any] = typer.Option("--json", help="Also write machine, versions and rows here; - is stdout.")
 
 
@@ -37,6 +38,7 @@ def throughput(
         str | None, typer.Option(help="Compare with transformers in float32 on this model.")
     ] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    dtype: Annotated[str, typer.Option(help="f16 or bf16 on a CUDA device; auto is bf16.")] = "auto",
     json_path: Annotated[str | None, _JSON] = None,
 ) -> None:
     """Prefill and decode rates of a model, and its memory beside float32.
@@ -55,6 +57,7 @@ def throughput(
         threads=threads or len(os.sched_getaffinity(0)),
         repeats=repeats,
         device=device,
+        dtype=dtype,
     ):
         found.append(row)
         console.note(f"{row['system']} {row['batch']}x{row['prompt']}x{row['output']} done")
@@ -82,6 +85,33 @@ def _show_throughput(rows: Sequence[Row]) -> None:
     names = ["case", "weights MiB", "KV MiB", "float32 MiB", "fraction", "process MiB"]
     console.table(names, memory, title="memory: weights and KV, beside float32 of both")
     console.note(f"kernels: {ours[0]['kernels']}")
+
+
+@bench.command(epilog="Example: tessera bench kernels --recipe w4a8-g64 --shape 3072x576 --tokens 1")
+def kernels(
+    recipe: Annotated[str, typer.Option(help="Format of weights and activations.")] = "qoq-g64",
+    shape: Annotated[
+        list[str] | None, typer.Option(help="OUTxIN of a weight; default: those of SmolLM2-135M.")
+    ] = None,
+    tokens: Annotated[list[int] | None, typer.Option(help="Rows of the input; default 1 16 512.")] = None,
+    json_path: Annotated[str | None, _JSON] = None,
+) -> None:
+    """Time of linear layers on the CPU, and of torch in float32 on the same shapes."""
+    from tessera.cli.kernel_speed import parse_shape, rows
+    from tessera.spec import Recipe
+
+    parsed = Recipe.parse(recipe)
+    shapes = [parse_shape(text) for text in shape or SMOLLM2_SHAPES]
+    found: list[Row] = []
+    for row in rows(parsed, shapes, tokens or [1, 16, 512]):
+        found.append(row)
+        console.note(f"{row['n']}x{row['k']}, {row['m']} tokens done")
+    if json_path != "-":
+        columns = ["m", "n", "k", "us", "gbps", "gops", "torch_fp32_us", "speedup"]
+        console.table(columns, [[row[name] for name in columns] for row in found], title=str(parsed))
+        for ids in dict.fromkeys(str(row["kernels"]) for row in found):
+            console.note(f"kernels: {ids}")
+    _write(json_path, found, ("tessera-llm", "torch", "numpy"))
 
 
 def _mib(size: str | int | float | None) -> float:

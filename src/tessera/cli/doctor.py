@@ -17,6 +17,7 @@ from tessera.version import __version__
 
 Status = Literal["ok", "info", "warn", "fail"]
 DISTRIBUTION: Final = "tessera-llm"
+NVIDIA_DRIVER: Final = Path("/proc/driver/nvidia/version")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +55,14 @@ def _finding(check: Check) -> str:
 
 
 def _checks(kernels: bool, every: bool) -> Iterator[Check]:
-    for check in (_package, _python, _torch, _cpu, _memory, _compiler, _cache, _gpu):
+    for check in (_package, _python, _memory, _compiler, _cache):
         yield check()
+    torch = _torch()
+    yield torch
+    if torch.status != "ok":
+        return
+    yield _cpu()
+    yield _gpu()
     if kernels:
         yield from _kernels(every)
 
@@ -116,17 +123,17 @@ def _memory() -> Check:
 
 
 def _gpu() -> Check:
+    """Not a failure where something is missing: the CPU serves too."""
+    from tessera.errors import TesseraError
+    from tessera.kernels.cuda import device
+
     try:
-        import torch
-    except ImportError:
-        return Check("gpu", "info", "unknown without torch")
-    if torch.cuda.is_available():
-        names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-        return Check("gpu", "ok", f"{', '.join(names)} (CUDA {torch.version.cuda})")
-    if Path("/proc/driver/nvidia/version").exists():
-        hint = "install a CUDA build of torch" if torch.version.cuda is None else "nvidia-smi may say why"
-        return Check("gpu", "warn", "an NVIDIA driver is loaded, but torch sees no GPU", hint)
-    return Check("gpu", "info", "none: models run on the CPU")
+        gpu = device.require()
+    except TesseraError as error:
+        if NVIDIA_DRIVER.exists():
+            return Check("gpu", "warn", str(error))
+        return Check("gpu", "info", "none: models run on the CPU")
+    return Check("gpu", "ok", f"{gpu.name}, {gpu.arch}, {console.format_bytes(gpu.memory_bytes)}")
 
 
 def _compiler() -> Check:
@@ -158,12 +165,9 @@ def _cache() -> Check:
 
 
 def _kernels(every: bool) -> Iterator[Check]:
-    """Each op on small random data, by every kernel, against the plain torch one."""
-    try:
-        from tessera.kernels.selfcheck import Result, results
-    except ImportError as error:
-        yield Check("kernels", "fail", f"cannot be imported: {error}")
-        return
+    """Each op on small random data, by every CPU kernel, against the plain torch one."""
+    from tessera.kernels.selfcheck import Result, results
+
     cases: dict[str, list[Result]] = {}
     for result in results():
         cases.setdefault(result.case, []).append(result)

@@ -1,5 +1,6 @@
 """`tessera quantize`: a quantized checkpoint from an unquantized model."""
 
+import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -37,6 +38,9 @@ def quantize(
     force: Annotated[bool, typer.Option("--force", help="Replace a checkpoint at the output.")] = False,
 ) -> None:
     """Quantize a model and report every tensor with its bits and errors."""
+    # Read when torch is first imported. Rounding is many small operations, and threads that wait for one
+    # another by spinning take the processor from whatever else runs, their own side's work included.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from tessera.quantization import QuantizeOptions
     from tessera.quantization import quantize as run
 

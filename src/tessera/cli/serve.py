@@ -62,6 +62,12 @@ def serve(
     memory_fraction: Annotated[
         float, _option("Share of the free memory for the KV cache, where --kv-tokens is not given.")
     ] = _ENGINE.memory_fraction,
+    load_format: Annotated[
+        str, _option("auto, or dummy for random weights of config.json's shape (CUDA only).")
+    ] = _ENGINE.load_format,
+    dtype: Annotated[
+        str, _option("f16 or bf16: weights, hidden states and cache on a CUDA device; auto is bf16.")
+    ] = _ENGINE.dtype,
     seed: Annotated[int | None, _option("Makes requests without a seed repeatable.")] = None,
 ) -> None:
     """Serve a model behind the OpenAI API.
@@ -84,6 +90,8 @@ def serve(
         max_num_batched_tokens=max_num_batched_tokens,
         kv_tokens=kv_tokens,
         memory_fraction=memory_fraction,
+        load_format=load_format,
+        dtype=dtype,
         seed=seed,
     )
     _serve(model, device, engine, server, None if chat_template is None else chat_template.read_text())

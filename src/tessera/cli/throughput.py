@@ -43,10 +43,17 @@ def parse_case(text: str) -> Case:
 
 
 def rows(
-    model: str, cases: Sequence[Case], compared: Peers, *, threads: int, repeats: int, device: str = "cpu"
+    model: str,
+    cases: Sequence[Case],
+    compared: Peers,
+    *,
+    threads: int,
+    repeats: int,
+    device: str = "cpu",
+    dtype: str = "auto",
 ) -> Iterator[Row]:
     """One row for each system and case, as they are measured. Systems run one after another."""
-    core = _core(model, cases, threads, device)
+    core = _core(model, cases, threads, device, dtype)
     vocab_size = core.runner.vocab_size
     for case in cases:
         yield _row("tessera", model, threads, case, measure(core, case, repeats)) | _memory(core.info, case)
@@ -67,7 +74,7 @@ def rows(
             yield _row("transformers fp32", compared.reference, threads, case, speed)
 
 
-def _core(model: str, cases: Sequence[Case], threads: int, device: str) -> "EngineCore":
+def _core(model: str, cases: Sequence[Case], threads: int, device: str, dtype: str) -> "EngineCore":
     """An engine with room for every case."""
     from tessera.engine.build import build_core
 
@@ -77,6 +84,7 @@ def _core(model: str, cases: Sequence[Case], threads: int, device: str) -> "Engi
         max_num_seqs=batch,
         max_num_batched_tokens=max(EngineConfig().max_num_batched_tokens, batch),
         threads=threads,
+        dtype=dtype,
     )
     return build_core(model, config, device)
 

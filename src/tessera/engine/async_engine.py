@@ -84,27 +84,17 @@ class AsyncEngine:
         """Check the request now, submit it when iterated; the last delta carries the finish_reason.
 
         Leaving the iterator early (cancellation included) aborts the request.
-        Raises at once: InvalidRequestError (can never be served), DuplicateRequestError, EngineClosedError,
-        EngineDeadError.
+        Raises InvalidRequestError (can never be served), DuplicateRequestError, EngineClosedError or
+        EngineDeadError: now, or the latter three on the first iteration if that comes too late.
         """
-        if self._cause is not None:
-            raise EngineDeadError(f"the engine stopped: {self._cause!r}; restart the server")
-        if self._closed or self._loop is None:
-            raise EngineClosedError(
-                "the engine accepts no requests: it is draining, shut down or not started"
-            )
-        if request_id in self._streams:
-            raise DuplicateRequestError(f"request id {request_id!r} is in use")
+        self._check_open(request_id)
         self.core.check(prompt_token_ids, sampling)
         return self._stream(request_id, list(prompt_token_ids), sampling)
 
     async def _stream(
         self, request_id: str, prompt: list[int], sampling: SamplingParams
     ) -> AsyncIterator[Delta]:
-        if request_id in self._streams:
-            raise DuplicateRequestError(f"request id {request_id!r} is in use")
-        if self._cause is not None:
-            raise EngineDeadError(f"the engine stopped: {self._cause!r}; restart the server")
+        self._check_open(request_id)  # much may have happened since `generate`
         deltas: asyncio.Queue[Delta] = asyncio.Queue()
         self._streams[request_id] = deltas
         self._idle.clear()
@@ -118,6 +108,16 @@ class AsyncEngine:
         finally:
             if not finished:
                 self.abort(request_id)
+
+    def _check_open(self, request_id: str) -> None:
+        if self._cause is not None:
+            raise EngineDeadError(f"the engine stopped: {self._cause!r}; restart the server")
+        if self._closed or self._loop is None:
+            raise EngineClosedError(
+                "the engine accepts no requests: it is draining, shut down or not started"
+            )
+        if request_id in self._streams:
+            raise DuplicateRequestError(f"request id {request_id!r} is in use")
 
     def abort(self, request_id: str) -> None:
         """End a request with finish_reason abort before the next step. An unknown id is a no-op."""
@@ -164,8 +164,9 @@ class AsyncEngine:
             while self._handle_commands():
                 if self.core.has_unfinished:
                     self._step_started = time.monotonic()
-                    self._publish(self.core.step())
+                    deltas = self.core.step()
                     self._step_started = None
+                    self._publish(deltas)
         except BaseException as error:
             log.exception("engine step failed")
             self._die(error)

@@ -6,7 +6,7 @@ it is found by that hash while it is held, and after that until it is handed out
 shared, and full blocks are never written, so nothing has to be copied.
 """
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from typing import Final
@@ -29,11 +29,15 @@ def block_hash(before: bytes, tokens: Sequence[int]) -> bytes:
 
 
 class BlockPool:
-    """Blocks 0 .. num_blocks - 1. The block freed longest ago is handed out first."""
+    """Blocks 0 .. num_blocks - 1.
+
+    Free blocks that nobody can find are handed out first: what was used last before what was never used,
+    whose memory may not exist yet. Then come those that are kept, the one freed longest ago first.
+    """
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        self._free = dict.fromkeys(range(num_blocks))  # in the order they were freed
+        self._free = OrderedDict.fromkeys(range(num_blocks))  # in the order they are handed out
         self._ref_counts = [0] * num_blocks
         self._kept: dict[bytes, int] = {}
         self._hashes: dict[int, bytes] = {}  # the inverse of _kept
@@ -56,12 +60,9 @@ class BlockPool:
             raise BlockAccountingError(
                 f"{count} blocks asked for, {len(self._free)} free: check num_free first"
             )
-        blocks = []
-        for _ in range(count):
-            block = next(iter(self._free))
-            del self._free[block]
+        blocks = [self._free.popitem(last=False)[0] for _ in range(count)]
+        for block in blocks:
             self._ref_counts[block] = 1
-            blocks.append(block)
         self.forget(blocks)
         return blocks
 
@@ -75,6 +76,8 @@ class BlockPool:
             self._ref_counts[block] -= 1
             if self._ref_counts[block] == 0:
                 self._free[block] = None
+                if block not in self._hashes:
+                    self._free.move_to_end(block, last=False)
 
     def keep(self, block: int, digest: bytes) -> None:
         """Let `take` find a held, full block. If another block is kept under the hash, that one stays."""

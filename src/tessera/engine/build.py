@@ -33,8 +33,9 @@ def build_core(model: str | Path, config: EngineConfig | None = None, device: st
         from tessera.engine.cuda_build import build_cuda_core  # needs a device's libraries
 
         return build_cuda_core(model, config)
-    if config.load_format != "auto":
-        raise EngineConfigError(f"load_format {config.load_format} needs a CUDA device, not {device}")
+    for name in ("load_format", "dtype"):
+        if (choice := getattr(config, name)) != "auto":
+            raise EngineConfigError(f"{name} {choice} needs a CUDA device, not {device}")
     if config.threads is not None:
         _use_threads(config.threads)
     seconds: dict[str, float] = {}

@@ -9,6 +9,7 @@ from tessera.engine.errors import CacheMemoryError, EngineConfigError
 MIN_MODEL_LEN: Final = 4  # the self-check's prompt and its tokens
 
 LOAD_FORMATS: Final = ("auto", "dummy")
+DTYPES: Final = ("auto", "f16", "bf16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,8 @@ class EngineConfig:
     seed                    makes requests without a seed of their own repeatable; None: fresh entropy
     load_format             auto: weights from the checkpoint; dummy: random ones of the shape that
                             config.json gives, made on the device (CUDA only)
+    dtype                   16-bit type of weights, hidden states and cache: f16 or bf16 (CUDA only); auto is
+                            bf16 there, and float32 between the layers on the CPU
     threads                 CPU threads of kernels; None: one per core this process may use
 
     Raises EngineConfigError.
@@ -39,6 +42,7 @@ class EngineConfig:
     seed: int | None = None
     threads: int | None = None
     load_format: str = "auto"
+    dtype: str = "auto"
 
     def __post_init__(self) -> None:
         minima = {
@@ -52,8 +56,9 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise EngineConfigError(f"{name} is {value}: it must be at least {least}")
-        if self.load_format not in LOAD_FORMATS:
-            raise EngineConfigError(f"load_format is {self.load_format!r}: one of {', '.join(LOAD_FORMATS)}")
+        for name, choices in (("load_format", LOAD_FORMATS), ("dtype", DTYPES)):
+            if (choice := getattr(self, name)) not in choices:
+                raise EngineConfigError(f"{name} is {choice!r}: one of {', '.join(choices)}")
         if not 0 < self.memory_fraction <= 1:
             raise EngineConfigError(
                 f"memory_fraction is {self.memory_fraction}: it must be above 0 and at most 1"

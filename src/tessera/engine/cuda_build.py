@@ -8,6 +8,7 @@ import torch
 
 from tessera.engine.block_pool import BlockPool
 from tessera.engine.config import EngineConfig
+from tessera.engine.cuda_allocation import allocating
 from tessera.engine.cuda_load import DeviceWeights
 from tessera.engine.cuda_memory import MemoryPlan, held_bytes, page_bytes, plan_memory
 from tessera.engine.cuda_runner import CudaRunner, graph_sizes
@@ -19,8 +20,10 @@ from tessera.engine.timing import timed
 from tessera.formats import open_checkpoint
 from tessera.formats.base import Checkpoint
 from tessera.formats.tokenizer import Tokenizer
-from tessera.models.loader import build_model
+from tessera.kernels.cuda import device
+from tessera.models.loader import HIDDEN_DTYPES, build_model
 from tessera.models.types import Model
+from tessera.numerics.qtensor import FLOAT_DTYPES
 
 log = logging.getLogger(__name__)
 
@@ -38,21 +41,24 @@ def build_cuda_core(model: str | Path, config: EngineConfig) -> OverlappedCore:
     """Opens `model`, or makes one of its shape where `load_format` is dummy.
 
     Logs the memory plan, the rate of loading, the seconds of each phase and everything that had to be
-    reduced. Raises what opening and building raise, EngineConfigError, DeviceMemoryError, CacheMemoryError.
+    reduced. Raises, before anything is read, what `device.require` raises; then what opening and building
+    raise, EngineConfigError, DeviceMemoryError, CacheMemoryError, and what `allocating` raises.
     """
+    device.require()
+    dtype = FLOAT_DTYPES.get(config.dtype, HIDDEN_DTYPES["cuda"])
     seconds: dict[str, float] = {}
     with timed("open checkpoint", seconds):
-        source = _open(model, config.load_format)
+        source = _open(model, config.load_format, dtype)
     plan = _plan(config, source)
-    with timed("load weights", seconds):
+    with timed("load weights", seconds), allocating("weights", source.nbytes):
         checkpoint = source.checkpoint
         weights = checkpoint if isinstance(checkpoint, DummyCheckpoint) else DeviceWeights(checkpoint)
-    with timed("bind kernels", seconds):
-        built = build_model(weights, "cuda")
+    with timed("bind kernels", seconds), allocating("fused weights", source.nbytes):
+        built = build_model(weights, "cuda", dtype)
         del weights
         torch.cuda.synchronize()
         torch.cuda.empty_cache()  # what fused weights were made of
-    with timed("allocate cache", seconds):
+    with timed("allocate cache", seconds), allocating("the KV cache", plan.cache_bytes):
         runner = CudaRunner(
             built,
             plan.cache.num_blocks,
@@ -60,7 +66,8 @@ def build_cuda_core(model: str | Path, config: EngineConfig) -> OverlappedCore:
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_model_len=plan.cache.max_model_len,
         )
-    seconds |= runner.warm_up()
+    with allocating("workspace and graphs", plan.uses["step workspace"] + plan.uses["graphs"]):
+        seconds |= runner.warm_up()
     for note in plan.cache.notes:
         log.warning("%s", note)
     scheduler = Scheduler(
@@ -75,9 +82,9 @@ def build_cuda_core(model: str | Path, config: EngineConfig) -> OverlappedCore:
     return OverlappedCore(config, scheduler, runner, source.tokenizer, eos_ids, info)
 
 
-def _open(model: str | Path, load_format: str) -> _Source:
+def _open(model: str | Path, load_format: str, dtype: torch.dtype) -> _Source:
     if load_format == "dummy":
-        dummy = open_dummy(model, "cuda")
+        dummy = open_dummy(model, "cuda", dtype)
         nbytes = sum(2 * shape.numel() for shape in map(torch.Size, dummy.config.tensor_shapes().values()))
         return _Source(dummy, DummyTokenizer(), nbytes)
     checkpoint = open_checkpoint(str(model))

@@ -6,7 +6,7 @@ from typing import Final
 
 from tessera.engine.block_pool import BLOCK_SIZE, blocks_for
 from tessera.engine.config import CachePlan, EngineConfig, plan_cache
-from tessera.engine.errors import DeviceMemoryError
+from tessera.engine.errors import CacheMemoryError, DeviceMemoryError
 from tessera.spec import ModelConfig, Qtile
 
 RESERVE_BYTES: Final = 768 * 2**20
@@ -67,9 +67,13 @@ def plan_memory(
     block = page_bytes(config)
     if left < block * blocks_for(options.max_model_len or 1):
         raise DeviceMemoryError(_arithmetic(uses, free, left, options, config))
-    cache = plan_cache(
-        options, model_max_len=config.max_position, bytes_per_block=block, available_bytes=left
-    )
+    try:
+        cache = plan_cache(
+            options, model_max_len=config.max_position, bytes_per_block=block, available_bytes=left
+        )
+    except CacheMemoryError as error:
+        taken = ", ".join(f"{name} {size / 2**30:.2f}" for name, size in uses.items())
+        raise CacheMemoryError(f"{error}. Of {free / 2**30:.2f} GiB free are taken off: {taken}") from error
     return MemoryPlan(free, uses, cache, cache.num_blocks * block)
 
 

@@ -81,11 +81,11 @@ class DummyStream:
         return ""
 
 
-def open_dummy(model: str | Path, device: str) -> DummyCheckpoint:
+def open_dummy(model: str | Path, device: str, dtype: torch.dtype = torch.bfloat16) -> DummyCheckpoint:
     """The model that `config.json` in directory `model` describes. Raises EngineConfigError, FormatError."""
     path = Path(model)
     if not (path / "config.json").is_file():
         raise EngineConfigError(
             f"load_format dummy makes weights for the shape in config.json, which {path} does not hold"
         )
-    return DummyCheckpoint(read_config(path), device)
+    return DummyCheckpoint(read_config(path), device, dtype)

@@ -15,6 +15,14 @@ class DeviceMemoryError(TesseraError):
     """Weights, workspace and one sequence do not fit on the device. Carries the arithmetic and what helps."""
 
 
+class FragmentedMemoryError(TesseraError):
+    """The device has enough free memory for what was planned, but not in pieces that are large enough."""
+
+
+class DeviceMemoryTakenError(TesseraError):
+    """Memory that the plan counted on was gone when it was to be allocated. Carries how much is missing."""
+
+
 class BlockAccountingError(TesseraError):
     """Blocks of the KV cache were lost, shared by mistake or freed twice: a bug. Carries the counts."""
 

@@ -96,10 +96,10 @@ class Scheduler:
 
         Raises SchedulerStalledError if requests are unfinished and none can go on.
         """
-        preemptions = self.num_preemptions
         step = self._schedule_running()
-        if self.num_preemptions == preemptions:  # admitting right after a preemption would thrash
-            self._admit(step)
+        # What was preempted just now is first in the queue and cannot be back at once: the blocks it gave up
+        # were one too few for another, which has some of them.
+        self._admit(step)
         awaited = any(request.awaits_last_token for request in self.running)
         if not step and self.has_unfinished and not awaited:
             raise SchedulerStalledError(

@@ -39,5 +39,8 @@ def spread(values: Tensor, pattern: Pattern, shape: Sequence[int]) -> Tensor:
     """Inverse direction: parameters of shape `pattern.counts(shape)`, broadcastable against `shape`."""
     for axis, (size, block) in enumerate(zip(shape, pattern.block, strict=True)):
         if block > 1:
-            values = values.repeat_interleave(block, dim=axis).narrow(axis, 0, size)
+            repeated = values.unsqueeze(axis + 1).expand(
+                *values.shape[: axis + 1], block, *values.shape[axis + 1 :]
+            )
+            values = repeated.flatten(axis, axis + 1).narrow(axis, 0, size)
     return values

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Final, Self
 
 import torch
 from torch import Tensor
 
-from tessera.numerics.blocks import spread
+from tessera.numerics.blocks import reduce_blocks, spread
 from tessera.numerics.errors import QTensorError
 from tessera.spec import WHOLE, Chain, Float, Grid, Qtile, Step
 from tessera.spec import concat as concat_tiles
@@ -56,12 +57,23 @@ class QTensor:
         self._check_integer_steps()
 
     def _check_integer_steps(self) -> None:
+        steps = list(takewhile(lambda step: isinstance(step.out, Grid), self.tile.chain.steps))
+        if len(steps) == 1 and steps[0].op != "lookup" and self.codes.numel():
+            self._check_extremes(steps[0])
+            return
         value = self.codes
-        for step in self.tile.chain.steps:
-            if not isinstance(step.out, Grid):
-                return
+        for step in steps:
             value = self._apply(step, value, torch.int32)
             _check_range(value, step.out, str(step))
+
+    def _check_extremes(self, step: Step) -> None:
+        """The check of a chain's only integer step. It is monotonic in the code, so the least and the
+        greatest code of each block show any overflow, at a fraction of the work.
+        """
+        p = [self.params[p.name].dequantize(torch.int32) for p in step.params]
+        for reduction in (torch.amin, torch.amax):
+            codes = reduce_blocks(self.codes, step.pattern, reduction)
+            _check_range(_OPS[step.op](codes.int(), *p), step.out, str(step))
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """The values. Integer steps are exact; float steps are computed in fp32 (fp64 if that is `dtype`)

@@ -7,11 +7,11 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from tessera.kernels.types import AttentionMetadata
+from tessera.kernels.types import Activation, AttentionMetadata
 from tessera.layers.reference import FloatWeights, ReferenceLayers
 from tessera.layers.types import LinearLayer
 from tessera.models.llama import LlamaBlock
-from tessera.numerics import QTensor, plain
+from tessera.numerics import QTensor, dequantize_rows, plain, quantize_rows
 from tessera.quantization.chunks import row_chunks
 from tessera.spec import A32, Chain, ModelConfig, Recipe
 
@@ -22,6 +22,9 @@ STAGES: Final = {
     "down": ("mlp.down_proj",),
 }
 """Linear layers that share an input, by the attribute of LlamaBlock that runs them, in order."""
+
+Seen = Mapping[str, Tensor]
+"""What a block's observer saw on a sample: "qkv_in", "q", "k", … (`LlamaBlock.forward`)."""
 
 ROWS: Final = 2048
 """Tokens per call of a row-wise layer, which bounds the memory of what lies between two layers."""
@@ -53,8 +56,10 @@ class FloatBlock:
 
 @dataclass(slots=True)
 class RoundedBlock:
-    """The same block on its way to being quantized, as `layers.types.Weights`: int8 inputs and the KV cache
-    are rounded as the recipe says from the start, weights once they are in `rounded` (canonical names).
+    """The same block on its way to being quantized, as `layers.types.Weights`: the KV cache is rounded as the
+    recipe says from the start, weights once they are in `rounded` (canonical names).
+
+    Inputs of linear layers are left to `walk`, which rounds each once for all layers that share it.
     """
 
     source: FloatBlock
@@ -79,7 +84,11 @@ class RoundedBlock:
         return self.qtensor(name).dequantize()
 
     def activation(self, name: str) -> Chain:
-        return A32 if self.recipe.activation_bits == 16 else self.recipe.activation_chain()
+        return A32
+
+    def enter(self, x: Tensor) -> Tensor:
+        """Inputs [T, K] as the linear layers get them."""
+        return x if self.recipe.activation_bits == 16 else dequantize_rows(quantize_rows(x))
 
     def linear(self, stage: str) -> LinearLayer:
         """The layers of a stage with the weights there are now."""
@@ -89,21 +98,27 @@ class RoundedBlock:
         return LlamaBlock(ReferenceLayers(self), self.source.index)
 
 
-def walk(block: LlamaBlock, hidden: Tensor, meta: AttentionMetadata) -> Iterator[tuple[str, Tensor]]:
+def walk(
+    block: LlamaBlock, hidden: Tensor, meta: AttentionMetadata, enter: Callable[[Tensor], Tensor]
+) -> Iterator[tuple[str, Tensor]]:
     """Run `block` on the residual stream `hidden` float32 [T, H].
 
-    Yields (stage, its input [T, K]) before the stage's layers run, so that they can be replaced, and at the
-    end ("", the residual stream after the block).
+    Yields (stage, its input [T, K] after `enter`) before the stage's layers run, so that they can be
+    replaced, and at the end ("", the residual stream after the block).
     """
-    yield "qkv", (x := _rows(lambda rows: block.input_norm(rows, None)[0], hidden))
+    yield "qkv", (x := _rows(lambda rows: enter(_floats(block.input_norm(rows, None)[0])), hidden))
     x = block.attention(_rows(block.qkv, x), None, meta)
-    yield "o", x
+    yield "o", (x := _rows(enter, x))
     hidden = hidden + _rows(block.o, x)
-    yield "gate_up", (x := _rows(lambda rows: block.post_norm(rows, None)[0], hidden))
-    yield "down", (x := _rows(lambda rows: block.silu_mul(block.gate_up(rows)), x))
+    yield "gate_up", (x := _rows(lambda rows: enter(_floats(block.post_norm(rows, None)[0])), hidden))
+    yield "down", (x := _rows(lambda rows: enter(_floats(block.silu_mul(block.gate_up(rows)))), x))
     yield "", hidden + _rows(block.down, x)
 
 
-def _rows(layer: Callable[..., object], x: Tensor) -> Tensor:
-    parts = [layer(rows) for rows in row_chunks(x, ROWS)]
-    return torch.cat([part for part in parts if isinstance(part, Tensor)])
+def _rows(layer: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    return torch.cat([layer(rows) for rows in row_chunks(x, ROWS)])
+
+
+def _floats(x: Activation) -> Tensor:
+    assert isinstance(x, Tensor), "reference layers compute in floats"
+    return x

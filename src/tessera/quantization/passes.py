@@ -1,6 +1,6 @@
 """Passes that change a block's weights and keep its function, and which recipe runs which."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -8,20 +8,18 @@ import torch
 from torch import Tensor
 
 from tessera.kernels.types import AttentionMetadata
-from tessera.quantization.block import FloatBlock
+from tessera.quantization.balance import balance
+from tessera.quantization.block import FloatBlock, Seen
 from tessera.quantization.errors import CheckFailedError
-from tessera.quantization.fold_norm import fold_norm
 from tessera.quantization.smooth_attention import smooth_attention
+from tessera.spec import Recipe
 
-Seen = Mapping[str, Tensor]
-"""What a block's observer saw on the sample: "qkv_in", "q", "k", … (`LlamaBlock.forward`)."""
-
-Pass = Callable[[FloatBlock, Seen], FloatBlock]
+Pass = Callable[[FloatBlock, Seen, Recipe], FloatBlock]
 
 PASSES: Final[dict[str, tuple[Pass, ...]]] = {
     "rtn": (),
     "gptq": (),
-    "qoq": (fold_norm, smooth_attention),
+    "qoq": (balance, smooth_attention),
 }
 """By algorithm of the recipe, in the order they run."""
 
@@ -45,14 +43,14 @@ class Sample:
         return seen, added + residual
 
 
-def transform(block: FloatBlock, algorithm: str, sample: Sample, check: bool) -> FloatBlock:
-    """The block after the passes of `algorithm`.
+def transform(block: FloatBlock, recipe: Recipe, sample: Sample, check: bool) -> FloatBlock:
+    """The block after the passes of the recipe's algorithm.
 
     With `check` the block's output on the sample is compared after each pass. Raises CheckFailedError.
     """
-    for change in PASSES[algorithm]:
+    for change in PASSES[recipe.algorithm]:
         seen, before = sample.observe(block)
-        block = change(block, seen)
+        block = change(block, seen, recipe)
         if check:
             _compare(change, block, before, sample.observe(block)[1])
     return block

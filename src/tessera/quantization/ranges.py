@@ -1,5 +1,6 @@
 """Ranges of groups chosen for the layer's output, not for the weights alone."""
 
+from collections.abc import Sequence
 from typing import Final
 
 import torch
@@ -17,20 +18,31 @@ ROWS: Final = 1024
 """Rows searched at a time, which bounds memory."""
 
 
-def search_ranges(weight: Tensor, hessian: Tensor, chain: Chain) -> Params:
+def search_ranges(weight: Tensor, losses: Sequence[Tensor], chain: Chain) -> Params:
     """Parameters of `chain` for `weight` float32 [N, K] with each group's range shrunk as serves it best.
 
-    A group's loss is d^T H_gg d: rounding error d of its columns, H_gg the group's own block of the Hessian
-    (cross terms with other groups are what GPTQ takes care of afterwards). The whole range is among the
-    candidates, so by this loss no group does worse than rounding to nearest.
+    `losses` holds one symmetric matrix per group (`group_losses`): rounding errors d of its columns cost
+    d^T M d. The whole range is among the candidates, so by this loss no group does worse than rounding to
+    nearest.
     """
-    if len(weight) > ROWS:
-        parts = [_best_shrink(rows, hessian, chain) for rows in row_chunks(weight, ROWS)]
-        return fit(weight, chain, torch.cat(parts))
-    return fit(weight, chain, _best_shrink(weight, hessian, chain))
+    parts = [_best_shrink(rows, losses, chain) for rows in row_chunks(weight, ROWS)]
+    return fit(weight, chain, torch.cat(parts))
 
 
-def _best_shrink(weight: Tensor, hessian: Tensor, chain: Chain) -> Tensor:
+def group_losses(inverse: Tensor, pattern: Pattern) -> list[Tensor]:
+    """What errors of one group cost once all other columns have done their best to compensate them.
+
+    With H split into the group g and the rest r, that is the Schur complement H_gg - H_gr H_rr^-1 H_rg, the
+    inverse of the group's block of H^-1, which is `inverse` float32 [K, K]. Closer to what GPTQ leaves than
+    H_gg itself.
+    """
+    columns = len(inverse)
+    size = columns if pattern.block[1] == WHOLE else pattern.block[1]
+    blocks = (inverse[i : i + size, i : i + size] for i in range(0, columns, size))
+    return [torch.linalg.inv(block.double()).float() for block in blocks]
+
+
+def _best_shrink(weight: Tensor, losses: Sequence[Tensor], chain: Chain) -> Tensor:
     """The best of SHRINKS for every block, float32 of the shape of the first step's parameters."""
     pattern = chain.steps[0].pattern
     counts = pattern.counts(weight.shape)
@@ -38,18 +50,13 @@ def _best_shrink(weight: Tensor, hessian: Tensor, chain: Chain) -> Tensor:
     best = torch.ones(counts)
     for shrink in SHRINKS:
         grid = levels_of(chain, fit(weight, chain, shrink)).spread(pattern, tuple(weight.shape))
-        loss = _group_losses(weight - grid.value(grid.nearest(weight)), hessian, pattern)
+        loss = _error_losses(weight - grid.value(grid.nearest(weight)), losses)
         best = torch.where(loss < lowest, shrink, best)
         lowest = torch.minimum(loss, lowest)
     return best
 
 
-def _group_losses(error: Tensor, hessian: Tensor, pattern: Pattern) -> Tensor:
-    """d^T H_gg d of every row and group, float32 [N, G]."""
-    size = error.shape[1] if pattern.block[1] == WHOLE else pattern.block[1]
-    losses = []
-    for start in range(0, error.shape[1], size):
-        part = error[:, start : start + size]
-        block = hessian[start : start + size, start : start + size]
-        losses.append(((part @ block) * part).sum(dim=1))
-    return torch.stack(losses, dim=1)
+def _error_losses(error: Tensor, losses: Sequence[Tensor]) -> Tensor:
+    """d^T M d of every row and group, float32 [N, G]."""
+    parts = torch.split(error, [len(m) for m in losses], dim=1)
+    return torch.stack([((part @ m) * part).sum(dim=1) for part, m in zip(parts, losses, strict=True)], dim=1)

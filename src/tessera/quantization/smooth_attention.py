@@ -13,14 +13,15 @@ variance (range / 15)^2 / 12 and meet the energy of Q,
     loss = mean over tokens of (max - min of a head's K)^2  *  sum over pairs of lambda^2 |q|^2
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from tessera.quantization.block import FloatBlock
+from tessera.quantization.block import FloatBlock, Seen
+from tessera.quantization.threads import serial
+from tessera.spec import Recipe
 
 TOKENS: Final = 1024
 """Tokens the loss is taken over."""
@@ -41,7 +42,7 @@ class Turn:
     angle: Tensor
 
 
-def smooth_attention(block: FloatBlock, seen: Mapping[str, Tensor]) -> FloatBlock:
+def smooth_attention(block: FloatBlock, seen: Seen, recipe: Recipe) -> FloatBlock:
     """`seen` holds q [T, heads, D] and k [T, kv heads, D] of the block after rotary embedding."""
     config = block.config
     turn = find_turn(seen["q"], seen["k"])
@@ -70,9 +71,10 @@ def find_turn(q: Tensor, k: Tensor) -> Turn:
     tokens, heads, width = k.shape
     pairs = k.reshape(tokens, heads, 2, width // 2).transpose(0, 1)
     energy = q.reshape(tokens, heads, -1, 2, width // 2).square().mean(0).sum((1, 2))
-    turn = _best_power(pairs, energy)
-    for angles, factor in SWEEPS:
-        turn = _refine(pairs, energy, turn, angles, factor)
+    with serial(pairs.numel()):
+        turn = _best_power(pairs, energy)
+        for angles, factor in SWEEPS:
+            turn = _refine(pairs, energy, turn, angles, factor)
     return turn
 
 

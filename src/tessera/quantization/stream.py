@@ -13,13 +13,18 @@ from tessera.formats.base import Checkpoint, check_finite
 from tessera.kernels.types import AttentionMetadata
 from tessera.layers.dense import dense_metadata
 from tessera.numerics import QTensor, plain
-from tessera.numerics.activation import dequantize_rows, quantize_rows
 from tessera.quantization.block import STAGES, FloatBlock, RoundedBlock, walk
-from tessera.quantization.chunks import row_chunks
 from tessera.quantization.passes import Sample, transform
 from tessera.quantization.report import Module, stored_as
-from tessera.quantization.rounding import ROUNDINGS, naming, relative_error, round_nearest, weight_error
-from tessera.quantization.stats import CHUNK, second_moment
+from tessera.quantization.rounding import (
+    ROUNDINGS,
+    Inputs,
+    naming,
+    relative_error,
+    round_nearest,
+    weight_error,
+)
+from tessera.quantization.stats import second_moment
 from tessera.spec import Recipe
 
 SAMPLE_TOKENS = 4096
@@ -88,11 +93,11 @@ def quantize_block(
     Layers are rounded in the order they run, each on inputs that come from those already rounded, with int8
     activations and KV4 where the recipe has them: what the layer will meet when it serves.
     """
-    block = transform(block, recipe.algorithm, tokens.sample(), check)
+    block = transform(block, recipe, tokens.sample(), check)
     state = RoundedBlock(block, recipe)
     running = state.runnable()
     rows: list[Written] = []
-    for stage, x in walk(running, tokens.hidden, tokens.meta):
+    for stage, x in walk(running, tokens.hidden, tokens.meta, state.enter):
         if not stage:
             tokens = tokens.moved(x)
             continue
@@ -105,26 +110,22 @@ def quantize_block(
 
 
 def round_stage(state: RoundedBlock, stage: str, x: Tensor) -> Iterator[Written]:
-    """Every layer of a stage on its common input `x` float32 [T, K]."""
+    """Every layer of a stage on its common input `x` float32 [T, K], as the layers get it."""
     recipe, prefix = state.recipe, state.source.prefix
-    hessian = second_moment(x if recipe.activation_bits == 16 else _int8(x), prefix + STAGES[stage][0])
+    inputs = Inputs.of(second_moment(x, prefix + STAGES[stage][0]))
     chain = recipe.weight_chain()
     for layer in STAGES[stage]:
         weight, name = state.source.tensors[f"{layer}.weight"], f"{prefix}{layer}.weight"
         with naming(name):
-            chosen = ROUNDINGS[recipe.algorithm](weight, hessian, chain)
-            nearest = round_nearest(weight, hessian, chain)
+            chosen = ROUNDINGS[recipe.algorithm](weight, inputs, chain)
+            nearest = round_nearest(weight, inputs, chain)
         yield written(
             name,
             chosen.weight,
             rounding=chosen.how,
             weight_error=weight_error(weight, chosen.weight),
-            nearest_error=relative_error(weight, nearest.weight, hessian),
-            error=relative_error(weight, chosen.weight, hessian),
+            nearest_error=relative_error(weight, nearest.weight, inputs.hessian),
+            error=relative_error(weight, chosen.weight, inputs.hessian),
             damp=chosen.damp,
             note=chosen.note,
         )
-
-
-def _int8(x: Tensor) -> Tensor:
-    return torch.cat([dequantize_rows(quantize_rows(rows)) for rows in row_chunks(x, CHUNK)])

@@ -17,7 +17,7 @@ from tessera.spec.pattern import WHOLE, Pattern
 ALGORITHMS: Final = {
     "rtn": "round to nearest",
     "gptq": "GPTQ rounding on the default calibration text",
-    "qoq": "fold norms, SmoothAttention on K, GPTQ rounding (QServe)",
+    "qoq": "balance input channels, SmoothAttention on K, GPTQ rounding (after QServe)",
 }
 GROUPS: Final = (32, 64, 128)
 PER_CHANNEL: Final = WHOLE

@@ -1,12 +1,14 @@
 """Paged attention on the GPU against fp64 over K and V as stored."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
 import torch
 from cuda_case import DTYPES, EPSILON, GPU, metadata, poison_allocator, randn, relative_rms, shuffled_tables
 from torch import Tensor
 
+from tessera.kernels.cuda import attention
 from tessera.kernels.cuda.attention import BoundAttention, CudaAttention, Geometry
 from tessera.kernels.cuda.target import device
 from tessera.kernels.ops import AttentionProblem
@@ -135,6 +137,15 @@ class TestOnDevice:
             got, want = case.step(lengths, padding=2)
             assert relative_rms(got, want) < tolerance(dtype)
 
+    def test_pages_copied_by_lanes_as_below_sm_90(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        by_lanes = partial(attention.kernel, options=("-DTESSERA_NO_BULK_COPY",))
+        monkeypatch.setattr(attention, "kernel", by_lanes)
+        monkeypatch.setattr(BoundAttention, "on_hopper", False)
+        case = Case(9, 3, 64, torch.bfloat16, [100, 300])
+        for lengths in ([90, 1], [1, 290], [1, 1]):
+            got, want = case.step(lengths, padding=1)
+            assert relative_rms(got, want) < tolerance(torch.bfloat16)
+
     def test_scores_that_differ_widely(self) -> None:
         """One key of probability near 1 among thousands, in the first, a middle and the last page."""
         for place in (0, 2000, 4095):
@@ -146,7 +157,7 @@ class TestOnDevice:
             case.step([4096])
             case.seen[0][place, 4 * 128 : 5 * 128] = 3
             page, row = case.tables[0, place // 64], place % 64
-            case.cache[page, 0, 0, row] = 3
+            case.cache[page, 0, 0, :, row] = 3
             got, want = case.step([1])
             assert relative_rms(got, want) < tolerance(torch.float16)
 

@@ -23,7 +23,7 @@ from tessera.kernels.cpu.memory import resident
 from tessera.kernels.errors import KernelArgumentError
 from tessera.kernels.registry import Layout
 from tessera.numerics import QTensor, code_bounds, code_dtype, plain
-from tessera.numerics.blocks import spread
+from tessera.numerics.blocks import reduce_blocks
 from tessera.spec import U4, WHOLE, Chain, Float, Grid, Pattern, Qtile, affine_min, affine_zero, progressive
 
 LANES: Final = 16
@@ -126,14 +126,15 @@ def check_protective_range(weight: QTensor) -> None:
         return
     scale, zero = (weight.params[n].codes.int() for n in ("group_scale", "group_zero"))
     pattern = weight.chain.steps[0].pattern
-    low, high = (spread(bound, pattern, weight.shape) for bound in code_bounds(scale, zero))
-    bad = ((weight.codes < low) | (weight.codes > high)).nonzero()
+    low, high = code_bounds(scale, zero)
+    least, most = (reduce_blocks(weight.codes, pattern, f) for f in (torch.amin, torch.amax))
+    bad = ((least < low) | (most > high)).nonzero()
     if len(bad):
-        row, column = (int(i) for i in bad[0])
+        row, group = where = tuple(int(i) for i in bad[0])
         raise KernelArgumentError(
-            f"weight[{row}, {column}] (group {column // pattern.block[1]}) has code "
-            f"{int(weight.codes[row, column])}, outside {int(low[row, column])}..{int(high[row, column])}: "
-            f"(q - z) * s would not fit int8; {len(bad)} codes do this. Clamp them to numerics.code_bounds"
+            f"row {row}, group {group} of a weight has codes {int(least[where])}..{int(most[where])}, "
+            f"outside {int(low[where])}..{int(high[where])}: (q - z) * s leaves int8; so in {len(bad)} "
+            "groups. Clamp the codes to numerics.code_bounds"
         )
 
 

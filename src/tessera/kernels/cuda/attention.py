@@ -23,7 +23,8 @@ MAX_GROUP: Final = 16
 LOG2_E: Final = math.log2(math.e)
 
 _DECODE_THREADS: Final = 160
-_PREFILL_THREADS: Final = 288
+_PREFILL_THREADS: Final = {True: 384, False: 288}  # with wgmma and without
+_PREFILL_ARGS: Final = "PPPPPPiiiif"
 _PREFILL_ROWS: Final = 128
 _APPEND_THREADS: Final = 256
 _BLOCK_RESERVE: Final = 1024 + 128  # what a block takes besides: the driver's part, static shared memory
@@ -132,15 +133,22 @@ class BoundAttention:
 
     @cached_property
     def prefill(self) -> Kernel:
-        name = f"tessera::paged_prefill<tessera::Prefill<{self.page}, {self.geometry.prefill_stages}>>"
-        smem = self.geometry.prefill_smem
+        stages, smem = self.geometry.prefill_stages, self.geometry.prefill_smem
+        if self.on_hopper:
+            name = f"tessera::paged_prefill_wgmma<tessera::Prefill<{self.page}, {stages}, 128>>"
+            return kernel("attention/paged_prefill_wgmma.cuh", name, signature=_PREFILL_ARGS, max_smem=smem)
         return kernel(
             "attention/paged_prefill.cuh",
-            name,
-            signature="PPPPPPiiiif",
+            f"tessera::paged_prefill<tessera::Prefill<{self.page}, {stages}>>",
+            signature=_PREFILL_ARGS,
             max_smem=smem,
-            allowed_local_bytes=16,
+            allowed_local_bytes=16,  # two registers, outside the loop
         )
+
+    @property
+    def on_hopper(self) -> bool:
+        """Whether prefill runs on wgmma, which only sm_90a has."""
+        return self.problem.device.arch == "sm_90a"
 
     @cached_property
     def decode_blocks(self) -> int:
@@ -153,11 +161,11 @@ class BoundAttention:
         return self.problem.num_kv_heads * 2 * PAGE_SIZE * self.problem.head_dim * self.problem.dtype.itemsize
 
     def allocate(self, num_pages: int) -> Tensor:
-        """[num_pages, KV heads, 2 (K, V), 64, D]: a slice a page and KV head. Uninitialised.
+        """[num_pages, KV heads, 2 (K, V), D / 64, 64 slots, 64]: a slice a page and KV head. Uninitialised.
 
-        Rows are in the order of slots; within a row 16-byte chunk c lies at c ^ (row % 8).
+        Within a row of 64 elements 16-byte chunk c lies at c ^ (slot % 8).
         """
-        shape = (num_pages, self.problem.num_kv_heads, 2, PAGE_SIZE, self.problem.head_dim)
+        shape = (num_pages, self.problem.num_kv_heads, 2, self.problem.head_dim // 64, PAGE_SIZE, 64)
         return torch.empty(shape, dtype=self.problem.dtype, device="cuda")
 
     def __call__(self, qkv: Tensor, cache: Tensor, meta: AttentionMetadata) -> Tensor:
@@ -199,7 +207,7 @@ class BoundAttention:
             # A sequence has at most one tile that is not full.
             tiles = len(q) * self.group // _PREFILL_ROWS + seqs
             self.prefill(
-                tiles * kv_heads, _PREFILL_THREADS, q, cache, *sequences, *sizes,
+                tiles * kv_heads, _PREFILL_THREADS[self.on_hopper], q, cache, *sequences, *sizes,
                 smem=self.geometry.prefill_smem, pdl=True,
             )  # fmt: skip
         return out

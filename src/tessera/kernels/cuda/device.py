@@ -1,7 +1,9 @@
 """What the launchers and the tuner need to know about the current CUDA device."""
 
+import os
 from dataclasses import dataclass
 from functools import cache
+from typing import Final
 
 from tessera.kernels.cuda import driver
 from tessera.kernels.cuda.errors import (
@@ -10,9 +12,13 @@ from tessera.kernels.cuda.errors import (
     NvrtcMismatchError,
     UnsupportedGpuError,
 )
-from tessera.kernels.jit.nvrtc import nvrtc_version
+from tessera.kernels.jit.nvrtc import install_command, nvrtc_version
 
 MIN_SM = 80
+DRIVER_BRANCHES: Final = {12: 525, 13: 580}
+"""First branch of NVIDIA's driver for each major version of CUDA (release notes of the toolkit, table of
+minor version compatibility).
+"""
 
 
 @dataclass(frozen=True)
@@ -43,14 +49,56 @@ def available() -> bool:
 
 
 def current() -> DeviceInfo:
-    """The current device of torch. Raises CudaUnavailableError, UnsupportedGpuError."""
+    """The current device of torch. Raises CudaUnavailableError, DriverTooOldError, UnsupportedGpuError."""
     import torch
 
     if not torch.cuda.is_available():
-        raise CudaUnavailableError(
-            "torch sees no CUDA device: install a driver and a torch built for CUDA, or run on the CPU"
-        )
+        raise why_none()
     return device_info(torch.cuda.current_device())
+
+
+def require() -> DeviceInfo:
+    """The current device, once it is known that kernels can be compiled for it and loaded.
+
+    Raises what `current` and `check_toolchain` raise. Cheap: call it before anything that takes time.
+    """
+    info = current()
+    check_toolchain()
+    return info
+
+
+def why_none() -> CudaUnavailableError | DriverTooOldError:
+    """What keeps torch from a device, to be raised: the first of what is missing, and what to do about it."""
+    import torch
+
+    built_for = torch.version.cuda
+    if built_for is None:
+        return CudaUnavailableError(
+            f"torch {torch.__version__} was built without CUDA: pip install --force-reinstall torch "
+            "--index-url https://download.pytorch.org/whl/cu130, or run on the CPU"
+        )
+    try:
+        found = driver.driver_version()
+    except CudaUnavailableError as error:
+        return error
+    needed = int(built_for.split(".")[0])
+    if found[0] < needed:
+        return _driver_too_old(found, needed, f"torch {torch.__version__} needs CUDA {needed}.0")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return CudaUnavailableError(
+        f"the driver supports CUDA {found[0]}.{found[1]} but torch {torch.__version__} sees no device "
+        f"(CUDA_VISIBLE_DEVICES is {visible!r}): `python -c 'import torch; torch.cuda.init()'` says why"
+    )
+
+
+def _driver_too_old(found: tuple[int, int], needed: int, by: str) -> DriverTooOldError:
+    """`needed` is a major version of CUDA, `by` says what needs it."""
+    branch = DRIVER_BRANCHES.get(needed)
+    newer = f"driver {branch} or newer" if branch else f"a driver of CUDA {needed}"
+    return DriverTooOldError(
+        f"the driver supports CUDA {found[0]}.{found[1]}, {by} or newer: install {newer}, or torch and NVRTC "
+        f"of CUDA {found[0]}"
+    )
 
 
 @cache
@@ -96,14 +144,7 @@ def compare_versions(nvrtc: tuple[int, int], torch_cuda: str | None, driver_cuda
     """The rule of `check_toolchain` on plain values; a driver loads code of its own major version."""
     found = f"{nvrtc[0]}.{nvrtc[1]}"
     if torch_cuda is not None and int(torch_cuda.split(".")[0]) != nvrtc[0]:
-        major = torch_cuda.split(".")[0]
-        wheel = "nvidia-cuda-nvrtc-cu12" if major == "12" else "nvidia-cuda-nvrtc"
-        raise NvrtcMismatchError(
-            f"NVRTC is {found} but torch was built for CUDA {torch_cuda}: "
-            f'pip install "cuda-bindings=={major}.*" "{wheel}=={major}.*"'
-        )
+        command = install_command(torch_cuda)
+        raise NvrtcMismatchError(f"NVRTC is {found} but torch was built for CUDA {torch_cuda}: {command}")
     if driver_cuda[0] < nvrtc[0]:
-        raise DriverTooOldError(
-            f"the driver supports CUDA {driver_cuda[0]}.{driver_cuda[1]}, kernels compiled by NVRTC {found} "
-            f"need {nvrtc[0]}.0 or newer: update the driver, or torch and NVRTC of CUDA {driver_cuda[0]}"
-        )
+        raise _driver_too_old(driver_cuda, nvrtc[0], f"kernels compiled by NVRTC {found} need {nvrtc[0]}.0")

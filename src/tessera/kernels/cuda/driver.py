@@ -5,6 +5,7 @@ buffers that were laid out beforehand.
 """
 
 import ctypes
+import os
 from ctypes import byref, c_char_p, c_int, c_size_t, c_void_p
 from functools import cache
 
@@ -39,7 +40,8 @@ def lib() -> ctypes.CDLL:
     status = cuda.cuInit(0)
     if status:
         raise CudaUnavailableError(
-            f"cuInit failed with {error_text(status, cuda)}: does nvidia-smi see a device?"
+            f"cuInit failed with {error_text(status, cuda)}: does nvidia-smi see a device? "
+            f"(CUDA_VISIBLE_DEVICES is {os.environ.get('CUDA_VISIBLE_DEVICES')!r})"
         )
     return cuda
 

@@ -33,16 +33,17 @@ CASES: list[TemplateCase] = [
         {"t": _TYPES, "d": _DIMS, "stages": (6, 8)},
         allowed_local_bytes=16,
     ),
+    *grid(
+        "attention/paged_prefill_wgmma.cuh",
+        f"tessera::paged_prefill_wgmma<tessera::Prefill<{_PAGE}, 8, 128>>",
+        {"t": _TYPES, "d": _DIMS},
+        HOPPER,
+    ),
     TemplateCase(
         "attention/paged_decode.cuh",
         "tessera::paged_decode<tessera::Decode<tessera::Page16<tessera::bf16, 128>, 1, 6>>",
         HOPPER,
         options=("-DTESSERA_NO_BULK_COPY",),
-    ),
-    *grid(
-        "linear/skinny.cuh",
-        "tessera::skinny_linear<tessera::Skinny<{t}, {tiles}, 8>>",
-        {"t": _TYPES, "tiles": (1, 2)},
     ),
     TemplateCase("sampling/sample_rows.cuh", "tessera::sample_rows"),
     TemplateCase("sampling/resolve_tokens.cuh", "tessera::resolve_tokens"),

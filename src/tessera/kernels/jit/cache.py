@@ -5,6 +5,7 @@ artifact, what built it). Entries appear by one atomic directory rename, so a pr
 or two processes building the same key, never leave a half-written entry under its final name.
 """
 
+import atexit
 import fcntl
 import hashlib
 import json
@@ -15,7 +16,10 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
+
+from tessera.kernels.jit.errors import KernelCacheError
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +68,7 @@ class ArtifactCache:
     """Directory of compiled artifacts addressed by key.
 
     Falls back to a private temporary directory, with one log line, where `root` cannot be written.
+    Raises KernelCacheError where no temporary directory can be written either.
     """
 
     def __init__(self, root: Path | None = None) -> None:
@@ -76,15 +81,7 @@ class ArtifactCache:
             with tempfile.TemporaryFile(dir=root):
                 pass
         except OSError as error:
-            fallback = Path(tempfile.mkdtemp(prefix="tessera-cache-"))
-            log.warning(
-                "kernel cache %s is not writable (%s): compiling into %s for this process only; "
-                "set TESSERA_CACHE_DIR to a writable directory to keep kernels between runs",
-                root,
-                error.strerror or error,
-                fallback,
-            )
-            return fallback
+            return _fallback(root, error.strerror or str(error))
         return root
 
     def get(self, key: str, name: str) -> Path | None:
@@ -111,7 +108,9 @@ class ArtifactCache:
         with self._lock(key):
             if found := self.get(key, name):
                 return found
-            work = Path(tempfile.mkdtemp(prefix=f".{key[:12]}-", dir=self.root))
+            for left in self.root.glob(f".{key}-*"):  # by a builder that was killed: the lock is ours now
+                shutil.rmtree(left, ignore_errors=True)
+            work = Path(tempfile.mkdtemp(prefix=f".{key}-", dir=self.root))
             try:
                 build(work / name)
                 data = (work / name).read_bytes()
@@ -137,6 +136,27 @@ class ArtifactCache:
                 yield
             finally:
                 fcntl.flock(handle, fcntl.LOCK_UN)
+
+
+@cache
+def _fallback(root: Path, reason: str) -> Path:
+    """A directory in place of `root`, the same one each time, that goes when the process ends."""
+    try:
+        fallback = Path(tempfile.mkdtemp(prefix="tessera-cache-"))
+    except OSError as error:
+        raise KernelCacheError(
+            f"compiled kernels can go neither to {root} ({reason}) nor to a temporary directory ({error}): "
+            "set TESSERA_CACHE_DIR to a writable directory"
+        ) from error
+    atexit.register(shutil.rmtree, fallback, ignore_errors=True)
+    log.warning(
+        "kernel cache %s is not writable (%s): compiling into %s for this process only; "
+        "set TESSERA_CACHE_DIR to a writable directory to keep kernels between runs",
+        root,
+        reason,
+        fallback,
+    )
+    return fallback
 
 
 def _fsync(path: Path) -> None:

@@ -1,6 +1,10 @@
-"""Failures of run-time compilation on the CPU."""
+"""Failures of run-time compilation: of the cache for every device, of the compiler on the CPU."""
 
 from tessera.errors import TesseraError
+
+
+class KernelCacheError(TesseraError):
+    """There is no directory at all that compiled kernels could be written to."""
 
 
 class NoCompilerError(TesseraError):

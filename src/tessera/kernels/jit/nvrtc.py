@@ -27,9 +27,6 @@ from tessera.kernels.jit.cache import ArtifactCache, closure, digest
 CSRC = Path(__file__).parents[1] / "csrc" / "cuda"
 ARTIFACT = "kernel.cubin"
 _OPTIONS = ("--std=c++20", "--device-as-default-execution-space", "--no-cache", "--ptxas-options=-v")
-_INSTALL = (
-    'pip install "cuda-bindings>=12.9" "nvidia-cuda-nvrtc" of the CUDA version that torch was built for'
-)
 
 
 @dataclass(frozen=True)
@@ -82,8 +79,20 @@ def _nvrtc() -> Any:
 
         nvrtc.nvrtcVersion()
     except (ImportError, RuntimeError) as error:
-        raise NvrtcMissingError(f"NVRTC cannot be loaded ({error}): {_INSTALL}") from error
+        import torch
+
+        command = install_command(torch.version.cuda)
+        raise NvrtcMissingError(f"NVRTC cannot be loaded ({error}): {command}") from error
     return nvrtc
+
+
+def install_command(torch_cuda: str | None) -> str:
+    """What installs the NVRTC of the CUDA that torch was built for; where that has none, of the newest."""
+    if torch_cuda is None:
+        return 'pip install "cuda-bindings>=13" "nvidia-cuda-nvrtc>=13"'
+    major = torch_cuda.split(".")[0]
+    wheel = "nvidia-cuda-nvrtc-cu12" if major == "12" else "nvidia-cuda-nvrtc"
+    return f'pip install "cuda-bindings=={major}.*" "{wheel}=={major}.*"'
 
 
 @cache

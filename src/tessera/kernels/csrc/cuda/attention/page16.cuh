@@ -4,20 +4,25 @@
 
 namespace tessera {
 
-// Rows lie in the order the token slots have; the 16-byte chunks of a row are permuted by the row (xor with its low
-// three bits), so that a slice can be copied to shared memory as it is and read by ldmatrix without bank conflicts.
+// K and V are panels of 64 elements of the head dimension: rows of 128 bytes, one a token slot, in the order of slots,
+// with the 16-byte chunks of a row permuted by the row (xor with its low three bits). A slice can so be copied to
+// shared memory as it is, read by ldmatrix without bank conflicts, and by wgmma under its 128-byte swizzle.
 template <class T, int kHeadDim>
 struct Page16 {
   using Element = T;
   static constexpr int kTokens = 64;
   static constexpr int kDim = kHeadDim;
-  static constexpr int kRowBytes = kDim * 2;
-  static constexpr int kPartBytes = kTokens * kRowBytes;   // K or V of a slice
+  static constexpr int kRowBytes = 128;
+  static constexpr int kPanels = kDim / 64;
+  static constexpr int kPanelBytes = kTokens * kRowBytes;
+  static constexpr int kPartBytes = kPanels * kPanelBytes;  // K or V of a slice
   static constexpr int kSliceBytes = 2 * kPartBytes;
-  static_assert(kDim % 64 == 0, "a row is a whole number of 128-byte lines");
+  static_assert(kDim % 64 == 0, "a head is a whole number of panels");
 
-  // Bytes from the start of K or V to 16-byte chunk `chunk` of `row`.
-  TESSERA_DEVICE static int chunk_offset(int row, int chunk) { return row * kRowBytes + (chunk ^ (row & 7)) * 16; }
+  // Bytes from the start of K or V to 16-byte chunk `chunk` of token slot `row`.
+  TESSERA_DEVICE static int chunk_offset(int row, int chunk) {
+    return chunk / 8 * kPanelBytes + row * kRowBytes + (chunk % 8 ^ row % 8) * 16;
+  }
 
   // Slice of KV head `head` of `page`.
   TESSERA_DEVICE static i64 slice_offset(i64 page, int head, int kv_heads) {

@@ -43,8 +43,9 @@ struct RingPosition {
   }
 };
 
-// Shared memory of a ring: kStages stages of kStageBytes, then a full and an empty barrier for each.
-template <int kStages, int kStageBytes>
+// Shared memory of a ring: kStages stages of kStageBytes (panels of kPanelBytes), then a full and an empty barrier for
+// each.
+template <int kStages, int kStageBytes, int kPanelBytes>
 struct Ring {
   static constexpr int kBytes = kStages * (kStageBytes + 16);
   u32 base;
@@ -64,22 +65,31 @@ struct Ring {
 #endif
   }
 
-  // The whole producer warp: `bytes` bytes into the next stage, and zeros up to `padded` (both multiples of 16).
+  // The whole producer warp: the first `bytes` bytes of every panel into the next stage, and zeros up to `padded`
+  // (both multiples of 16). Panels follow one another in both memories.
   TESSERA_DEVICE void fill(RingPosition<kStages>& at, const char* from, int bytes, int padded) const {
     await_phase(empty(at.stage), at.phase ^ 1);
     const u32 to = stage(at.stage), barrier = full(at.stage);
     if constexpr (kBulkCopy) {
       if (bytes < padded) {
-        for (int i = bytes + lane_id() * 16; i < padded; i += kWarp * 16) store_shared(to + i, uint4{});
+        for (int panel = 0; panel < kStageBytes; panel += kPanelBytes)
+          for (int i = bytes + lane_id() * 16; i < padded; i += kWarp * 16) store_shared(to + panel + i, uint4{});
         fence_async();
       }
       __syncwarp();
       if (lane_id() == 0) {
-        mbarrier_arrive_expect(barrier, bytes);
-        bulk_load(to, from, bytes, barrier);
+        mbarrier_arrive_expect(barrier, bytes * (kStageBytes / kPanelBytes));
+        if (bytes == kPanelBytes) {
+          bulk_load(to, from, kStageBytes, barrier);
+        } else {
+          for (int panel = 0; panel < kStageBytes; panel += kPanelBytes)
+            bulk_load(to + panel, from + panel, bytes, barrier);
+        }
       }
     } else {
-      for (int i = lane_id() * 16; i < padded; i += kWarp * 16) cp_async(to + i, from + i, i < bytes ? 16 : 0);
+      for (int panel = 0; panel < kStageBytes; panel += kPanelBytes)
+        for (int i = lane_id() * 16; i < padded; i += kWarp * 16)
+          cp_async(to + panel + i, from + panel + i, i < bytes ? 16 : 0);
       cp_async_arrive(barrier);
     }
     at.step();
