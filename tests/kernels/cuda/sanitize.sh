@@ -14,7 +14,8 @@ seconds=${SECONDS_EACH:-90}
 here=$(dirname "$0")
 mkdir -p "$logs" && rm -f "$logs"/*.log "$logs"/*.status
 
-attention='decode[9-3 or decode[32-8-128-dtype0 or batches[9-3 or blocks[lengths1 or blocks[lengths3 or lanes or alone'
+attention='decode[9-3 or decode[32-8-128-dtype0 or batches[9-3 or batches[32-8-128-dtype0 or blocks[lengths1'
+attention="$attention or blocks[lengths3 or several_tiles or lanes or alone"
 rows='30-576 or 30-14336 or int8 or odd_values or embedding or (sampling and not 128256)'
 headers='headers and not graph'
 
