@@ -6,7 +6,8 @@
 # Run the tests without it once before: kernels are then in the cache. Graph replays and launches that are meant
 # to fail are left out. Kernels that are not ours are not instrumented, and without torch's caching allocator
 # every tensor is an allocation of its own, so that memcheck sees the end of each. The last line of each run is
-# printed; the whole logs are in LOGS. Exits with 1 unless every run is clean.
+# printed; the whole logs are in LOGS. Exits with 1 unless every run is clean. racecheck gets kernels compiled for it
+# (csrc/cuda/attention/ring.cuh says why), which are made first.
 set -u
 python=${PYTHON:-python3}
 logs=${1:-build/sanitize}
@@ -20,12 +21,18 @@ rows='30-576 or 30-14336 or int8 or odd_values or embedding or (sampling and not
 headers='headers and not graph'
 
 check() { # tool, group, selection, first of 16 ports of its own
-    PYTORCH_NO_CUDA_MEMORY_CACHING=1 timeout -k 5 "$seconds" compute-sanitizer --tool "$1" --kernel-name kns=tessera \
+    options=
+    [ "$1" = racecheck ] && options=$racecheck_options
+    TESSERA_NVRTC_OPTIONS=$options PYTORCH_NO_CUDA_MEMORY_CACHING=1 timeout -k 5 "$seconds" compute-sanitizer --tool "$1" --kernel-name kns=tessera \
         --report-api-errors no --target-processes application-only --error-exitcode 9 --print-limit 20 \
         --port "$4" --launch-timeout 60 \
         "$python" -m pytest -q -m gpu -p no:cacheprovider --timeout 0 -k "$3" "$here" >"$logs/$1-$2.log" 2>&1
     echo $? >"$logs/$1-$2.status"
 }
+
+racecheck_options=-DTESSERA_RACECHECK
+TESSERA_NVRTC_OPTIONS=$racecheck_options "$python" -m pytest -q -m gpu -p no:cacheprovider --timeout 0 \
+    -k "($attention) or ($rows) or ($headers)" "$here" >"$logs/racecheck-kernels.log" 2>&1
 
 port=49152
 for tool in memcheck racecheck synccheck; do
