@@ -46,7 +46,7 @@ wait
 failed=0
 for status in "$logs"/*.status; do
     log=${status%.status}.log
-    passed=$(grep -E '[0-9]+ (passed|failed|error)' "$log" | tail -1)
+    passed=$(grep -E '[0-9]+ (passed|failed)' "$log" | tail -1)
     summary=$(grep SUMMARY "$log" | tail -1)
     echo "$(basename "$log" .log): exit $(cat "$status"); ${summary:-no summary}; ${passed:-no tests finished}"
     # Not one run that ended early, found nothing to run, or has anything to report.
