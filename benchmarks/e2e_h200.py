@@ -29,6 +29,8 @@ from tessera.engine.dummy import open_dummy
 from tessera.engine.overlap import OverlappedCore
 from tessera.engine.sampling_params import SamplingParams
 from tessera.formats import open_checkpoint
+from tessera.kernels.jit.cache import ArtifactCache
+from tessera.kernels.jit.nvrtc import ARTIFACT
 
 MODEL = "llama-3-8b shape, random bf16"
 LLAMA_3_8B = {
@@ -127,12 +129,16 @@ def build(directory: Path, seqs: int, length: int) -> tuple[OverlappedCore, Row]
         max_model_len=length, max_num_seqs=seqs, max_num_batched_tokens=8192, memory_fraction=0.95,
         load_format="dummy", seed=0,
     )  # fmt: skip
+    warm = any(ArtifactCache().root.rglob(ARTIFACT))
     started = time.perf_counter()
     core = build_cuda_core(directory, config)
     core.self_check()
     phases = {f"{name.replace(' ', '_')}_s": round(s, 2) for name, s in core.info.startup_seconds.items()}
     total = round(time.perf_counter() - started, 2)
-    return core, {"system": "tessera", "model": MODEL, "op": "start", "total_s": total, **phases}
+    return core, {
+        "system": "tessera", "model": MODEL, "op": "start", "kernel_cache": "warm" if warm else "cold",
+        "total_s": total, **phases,
+    }  # fmt: skip
 
 
 def load_rate(directory: Path, layers: int = 6) -> Row:

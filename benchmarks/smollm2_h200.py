@@ -37,8 +37,10 @@ WINDOW: Final = 2048
 WINDOWS: Final = 13
 NEW_TOKENS: Final = 64
 PPL_TOLERANCE: Final = 0.003
-NEAR_TIE: Final = 0.1
-"""Lead of the best logit, in the reference, that 16-bit hidden states through 30 blocks may turn around."""
+NEAR_TIE: Final = {"f16": 0.05, "bf16": 0.4}
+"""Lead of the best logit, in the reference, that the roundings of 16-bit hidden states may turn around: the
+most by which they moved a lead in plain torch (0.047 and 0.39 over 384 tokens of these texts).
+"""
 
 PROMPTS: Final = (
     "The capital of France is", "Water boils at", "Once upon a time there was a small fox who",
@@ -107,7 +109,7 @@ def compare(model: Path, dtype: str, windows: Sequence[Sequence[int]], reference
     ours = list(perplexity_rows(logits, windows))
     theirs = [row for row in reference if row["op"] == "perplexity"]
     greedy = [row for row in reference if row["op"] == "greedy"]
-    texts = [compare_text(*pair) for pair in zip(greedy_rows(llm), greedy, strict=True)]
+    texts = [compare_text(*pair, NEAR_TIE[dtype]) for pair in zip(greedy_rows(llm), greedy, strict=True)]
     return [common | compare_perplexity(ours, theirs), *(common | row for row in texts)]
 
 
@@ -121,7 +123,7 @@ def compare_perplexity(ours: Sequence[Row], theirs: Sequence[Row]) -> Row:
     }  # fmt: skip
 
 
-def compare_text(ours: Row, theirs: Row) -> Row:
+def compare_text(ours: Row, theirs: Row, near_tie: float) -> Row:
     """Equal, or where the first token differs and the lead there; all later ones follow from it."""
     assert ours["prompt_ids"] == theirs["prompt_ids"], "the reference was made with another tokenizer"
     pairs = zip(ours["token_ids"], theirs["token_ids"], strict=True)
@@ -129,7 +131,7 @@ def compare_text(ours: Row, theirs: Row) -> Row:
     lead = None if first is None else theirs["leads"][first]
     return {
         "op": "greedy", "prompt": ours["prompt"], "tokens": len(ours["token_ids"]), "equal": first is None,
-        "first_difference": first, "reference_lead": lead, "within_bound": lead is None or lead <= NEAR_TIE,
+        "first_difference": first, "reference_lead": lead, "within_bound": lead is None or lead <= near_tie,
     }  # fmt: skip
 
 

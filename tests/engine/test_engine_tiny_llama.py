@@ -1,10 +1,13 @@
 """The engine over real kernels: a tiny random Llama, plain and quantized."""
 
+import asyncio
 import random
 
 import pytest
 import torch
 
+from tessera.engine.async_engine import AsyncEngine
+from tessera.engine.build import build_core
 from tessera.engine.llm import LLM
 from tessera.engine.request import FinishReason
 from tessera.engine.sampling_params import SamplingParams
@@ -96,6 +99,28 @@ def test_chat_through_the_template(w4a8kv4):
         "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
     )
     assert output.finish_reason is FinishReason.LENGTH
+
+
+def test_concurrent_streams_are_the_offline_answers(w4a8kv4):
+    params = [SamplingParams(seed=n, temperature=1.0, max_tokens=30, ignore_eos=True) for n in range(8)]
+    prompts = [prompt_of(15 * n + 1, n) for n in range(8)]
+    llm = LLM(w4a8kv4)
+    if not is_exact(llm):
+        pytest.skip("the torch kernels, used without a compiler, depend on the batch")
+    offline = llm.generate(prompts, params)
+
+    async def client(engine, index):
+        stream = engine.generate(str(index), prompts[index], params[index])
+        return "".join([delta.text async for delta in stream])
+
+    async def serve():
+        engine = AsyncEngine(build_core(w4a8kv4))
+        await engine.start()
+        texts = await asyncio.gather(*(client(engine, index) for index in range(8)))
+        await engine.shutdown()
+        return texts
+
+    assert asyncio.run(serve()) == [output.text for output in offline]
 
 
 def test_threads_change_no_answer(w4a8kv4):

@@ -50,7 +50,8 @@ def difference(block, changed, sample):
 @pytest.mark.parametrize("change", [balance, smooth_attention], ids=lambda f: f.__name__)
 def test_passes_keep_the_blocks_output(change, name):
     block, sample = block_of(CONFIGS[name]), sample_of(CONFIGS[name])
-    changed = change(block, sample.observe(block)[0], QOQ)
+    changed, found = change(block, sample.observe(block)[0], QOQ)
+    assert found
     assert any(not torch.equal(changed.tensors[n], block.tensors[n]) for n in block.tensors)
     assert difference(block, changed, sample) < 1e-5
 
@@ -59,8 +60,8 @@ def test_balance_lowers_the_error_of_a_layer_with_loud_inputs():
     """Few inputs a hundred times as loud as the rest, as behind a norm; measured at fresh tokens."""
     x, weight = normal(3000, 64), normal(96, 64, seed=1) / 8
     x[:, ::13] *= 30
-    scale = best_scale(x[:2000], weight, QOQ)
-    assert scale[::13].min() > 2 * scale[1] and float(scale.log().mean().abs()) < 1e-5
+    scale, alpha = best_scale(x[:2000], weight, QOQ)
+    assert alpha > 0 and scale[::13].min() > 2 * scale[1] and float(scale.log().mean().abs()) < 1e-5
 
     def error(scale):
         rounded = quantize(weight * scale, QOQ.weight_chain()).dequantize()
@@ -73,7 +74,8 @@ def test_balance_lowers_the_error_of_a_layer_with_loud_inputs():
 def test_balance_leaves_even_inputs_alone():
     x = normal(600, 64)
     x = x / x.square().mean(0).sqrt()
-    assert torch.allclose(best_scale(x, normal(40, 64, seed=1), QOQ), torch.ones(64), atol=0.01)
+    scale, _ = best_scale(x, normal(40, 64, seed=1), QOQ)
+    assert torch.allclose(scale, torch.ones(64), atol=0.01)
 
 
 def test_turn_commutes_with_rotation_and_cancels():
@@ -119,7 +121,9 @@ def test_the_turn_lowers_the_error_of_scores():
 
     none = score_error(Turn(torch.ones(2, 16), torch.zeros(2, 16)))
     published = score_error(Turn(half, torch.zeros(2, 16)))
-    found = score_error(find_turn(q[::2], k[::2]))
+    turn, gain = find_turn(q[::2], k[::2])
+    found = score_error(turn)
+    assert 0.7 < float(found / none) / gain < 1.4
     assert published < none
     assert found < 0.6 * published
 
@@ -139,8 +143,9 @@ def test_check_refuses_a_pass_that_changes_the_function(monkeypatch):
     """A scale applied to two of three consumers: the kind of mistake --check is there for."""
 
     def forgetful(block, seen, recipe):
-        changed = balance(block, seen, recipe)
-        return changed.changed({"self_attn.v_proj.weight": block.tensors["self_attn.v_proj.weight"]})
+        changed, found = balance(block, seen, recipe)
+        value = "self_attn.v_proj.weight"
+        return changed.changed({value: block.tensors[value]}), found
 
     monkeypatch.setitem(passes.PASSES, "qoq", (forgetful,))
     config = CONFIGS["gqa 2"]

@@ -23,6 +23,7 @@ from tessera.quantization.errors import (
     SkippedError,
     WeightError,
 )
+from tessera.quantization.stream import QuantizedBlock
 from tessera.spec import GroupSizeError, Recipe
 from tiny import TINY, tiny_config, write_hf_model
 
@@ -79,6 +80,9 @@ def test_the_report_in_the_output_is_the_report(model, tmp_path):
     assert stored["settings"]["windows"] == 3 and len(stored["settings"]["calibration_sha256"]) == 64
     linear = next(m for m in stored["modules"] if m["name"].endswith("0.mlp.down_proj.weight"))
     assert linear["rounding"] == "gptq" and 0 < linear["error"] < linear["nearest_error"] < 0.2
+    assert len(stored["passes"]) == TINY.num_layers
+    assert set(stored["passes"][0]["balance"]) == {"qkv", "gate_up", "down"}
+    assert 0 < stored["passes"][0]["smooth_attention"]["score_error"] < 1
     assert linear["bits"] == pytest.approx(4 + 12 / 32 + 16 / 128)
 
 
@@ -228,7 +232,9 @@ def test_quantizing_twice_is_refused(model, tmp_path):
 
 def test_a_skipped_layer_is_an_error(model, tmp_path, monkeypatch):
     monkeypatch.setattr(
-        pipeline, "quantize_block", lambda block, recipe, tokens, check: (_as_floats(block), tokens)
+        pipeline,
+        "quantize_block",
+        lambda block, recipe, tokens, check: QuantizedBlock(_as_floats(block), {}, tokens),
     )
     with pytest.raises(SkippedError, match="14 linear layers were not quantized"):
         quantize(model, tmp_path / "out", "qoq-g32", QUICK)
@@ -263,7 +269,9 @@ def test_bad_calibration_texts(model, tmp_path, content, reason):
     with pytest.raises(CalibrationError, match=reason):
         quantize(model, tmp_path / "out", "qoq-g32", QuantizeOptions(path, seq_len=64))
     with pytest.raises(CalibrationError, match="cannot be read"):
-        quantize(model, tmp_path / "out", "qoq-g32", QuantizeOptions(tmp_path / "absent"))
+        quantize(model, tmp_path / "out", "qoq-g32", QuantizeOptions(tmp_path / "absent", seq_len=64))
+    with pytest.raises(CalibrationError, match="exceed the model's 512 positions"):
+        quantize(model, tmp_path / "out", "qoq-g32", QuantizeOptions(seq_len=1024))
 
 
 def app():

@@ -34,8 +34,8 @@ def block(source):
 
 
 def test_every_layer_gains_on_nearest(block, tokens):
-    rows, _ = quantize_block(block, QOQ, tokens, check=True)
-    linear = [item.row for item in rows if item.row.rounding]
+    done = quantize_block(block, QOQ, tokens, check=True)
+    linear = [item.row for item in done.tensors if item.row.rounding]
     assert len(linear) == 7 and all(row.rounding == "gptq" and not row.note for row in linear)
     assert all(row.error < 0.7 * row.nearest_error for row in linear)
 
@@ -44,7 +44,7 @@ def test_every_layer_gains_on_nearest(block, tokens):
 def test_passes_lower_the_error_of_keys(block, tokens):
     """KV4's error on the scores of fresh tokens, before and after: less than two thirds."""
     meta = dense_metadata([512])
-    changed = transform(block, QOQ, Sample(tokens.hidden[:512], meta), check=True)
+    changed, _ = transform(block, QOQ, Sample(tokens.hidden[:512], meta), check=True)
     fresh = Sample(tokens.hidden[512:1024], meta)
     errors = []
     for candidate in (block, changed):

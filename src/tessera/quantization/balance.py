@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tessera.numerics import dequantize_rows, quantize_rows
-from tessera.quantization.block import STAGES, FloatBlock, Seen
+from tessera.quantization.block import STAGES, FloatBlock, Found, Seen
 from tessera.quantization.rounding import Inputs, round_gptq
 from tessera.quantization.stats import second_moment
 from tessera.spec import Recipe
@@ -43,24 +43,28 @@ TARGETS: Final = (
 )
 
 
-def balance(block: FloatBlock, seen: Seen, recipe: Recipe) -> FloatBlock:
-    """The block with every target's channels scaled by the best exponent. Keeps the block's function."""
+def balance(block: FloatBlock, seen: Seen, recipe: Recipe) -> tuple[FloatBlock, Found]:
+    """The block with every target's channels scaled by the best exponent, and that exponent by stage.
+
+    Keeps the block's function.
+    """
+    found: Found = {}
     for target in TARGETS:
         layers = [f"{name}.weight" for name in STAGES[target.stage]]
         weight = torch.cat([block.tensors[name] for name in layers])
-        scale = best_scale(seen[target.point], weight, recipe)
+        scale, found[target.stage] = best_scale(seen[target.point], weight, recipe)
         changes = {name: block.tensors[name] * scale for name in layers}
         for kind in ("weight", "bias"):
             if (name := f"{target.producer}.{kind}") in block.tensors:
                 divided = block.tensors[name]
                 changes[name] = divided / scale.reshape(-1, *[1] * (divided.dim() - 1))
         block = block.changed(changes)
-    return block
+    return block, found
 
 
-def best_scale(x: Tensor, weight: Tensor, recipe: Recipe) -> Tensor:
-    """Scale float32 [K] for inputs [T, K] and weights [N, K], found on half of the tokens by the error on
-    the other half, after GPTQ and, where the recipe has them, int8 inputs.
+def best_scale(x: Tensor, weight: Tensor, recipe: Recipe) -> tuple[Tensor, float]:
+    """Scale float32 [K] for inputs [T, K] and weights [N, K], and its exponent: found on half of the tokens
+    by the error on the other half, after GPTQ and, where the recipe has them, int8 inputs.
     """
     rows = weight[:: max(1, len(weight) // ROWS)][:ROWS]
     loudness = x.square().mean(0).sqrt()
@@ -68,7 +72,8 @@ def best_scale(x: Tensor, weight: Tensor, recipe: Recipe) -> Tensor:
     hessian = second_moment(x[::2], "a layer being balanced")
     scales = [_power(loudness, alpha) for alpha in ALPHAS]
     errors = [_error(x[1::2], rows, scale, hessian, recipe) for scale in scales]
-    return scales[errors.index(min(errors))]
+    best = errors.index(min(errors))
+    return scales[best], ALPHAS[best]
 
 
 def _power(loudness: Tensor, alpha: float) -> Tensor:

@@ -26,6 +26,9 @@ STAGES: Final = {
 Seen = Mapping[str, Tensor]
 """What a block's observer saw on a sample: "qkv_in", "q", "k", … (`LlamaBlock.forward`)."""
 
+Found = dict[str, float]
+"""What a pass chose and what it expects of it, for the report."""
+
 ROWS: Final = 2048
 """Tokens per call of a row-wise layer, which bounds the memory of what lies between two layers."""
 

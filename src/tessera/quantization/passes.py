@@ -9,12 +9,12 @@ from torch import Tensor
 
 from tessera.kernels.types import AttentionMetadata
 from tessera.quantization.balance import balance
-from tessera.quantization.block import FloatBlock, Seen
+from tessera.quantization.block import FloatBlock, Found, Seen
 from tessera.quantization.errors import CheckFailedError
 from tessera.quantization.smooth_attention import smooth_attention
 from tessera.spec import Recipe
 
-Pass = Callable[[FloatBlock, Seen, Recipe], FloatBlock]
+Pass = Callable[[FloatBlock, Seen, Recipe], tuple[FloatBlock, Found]]
 
 PASSES: Final[dict[str, tuple[Pass, ...]]] = {
     "rtn": (),
@@ -43,17 +43,20 @@ class Sample:
         return seen, added + residual
 
 
-def transform(block: FloatBlock, recipe: Recipe, sample: Sample, check: bool) -> FloatBlock:
-    """The block after the passes of the recipe's algorithm.
+def transform(
+    block: FloatBlock, recipe: Recipe, sample: Sample, check: bool
+) -> tuple[FloatBlock, dict[str, Found]]:
+    """The block after the passes of the recipe's algorithm, and what each found.
 
     With `check` the block's output on the sample is compared after each pass. Raises CheckFailedError.
     """
+    found: dict[str, Found] = {}
     for change in PASSES[recipe.algorithm]:
         seen, before = sample.observe(block)
-        block = change(block, seen, recipe)
+        block, found[change.__name__] = change(block, seen, recipe)
         if check:
             _compare(change, block, before, sample.observe(block)[1])
-    return block
+    return block, found
 
 
 def _compare(change: Pass, block: FloatBlock, before: Tensor, after: Tensor) -> None:

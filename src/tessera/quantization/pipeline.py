@@ -14,7 +14,7 @@ from tessera.formats.writer import check_output
 from tessera.numerics import plain
 from tessera.numerics import quantize as round_values
 from tessera.quantization.calibration import calibration_text, calibration_windows
-from tessera.quantization.errors import AlreadyQuantizedError, OutputKeptError, SkippedError
+from tessera.quantization.errors import AlreadyQuantizedError, CalibrationError, OutputKeptError, SkippedError
 from tessera.quantization.report import Report
 from tessera.quantization.rounding import naming, weight_error
 from tessera.quantization.stream import Tokens, Written, quantize_block, read_block, read_floats, written
@@ -26,7 +26,7 @@ TABLE_CHAIN = symmetric(S8N, Pattern.channel(), F16)
 """Embedding and head of recipes with int8 activations: 8 bits per row, tied or not."""
 
 Progress = Callable[[str], None]
-"""Called after each piece of work with its name; there are `steps(config)` of them."""
+"""Called after each block, and after the last tensors, with its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +68,10 @@ def quantize(
     output = Path(output)
     source = open_checkpoint(model)
     _check(source, output, recipe, options)
-    report = Report(str(model), str(recipe), {})
+    report = Report(str(model), str(recipe))
     advance = (progress or _silent)(source.config.num_layers + 1)
     with CheckpointWriter(output, source.config, recipe, files=source.files()) as writer:
-        for item in _tensors(source, recipe, options, report.settings, advance):
+        for item in _tensors(source, recipe, options, report, advance):
             writer.add(item.name, item.data)
             report.modules.append(item.row)
         _check_complete(source, report)
@@ -93,7 +93,7 @@ def _check(source: Checkpoint, output: Path, recipe: Recipe, options: QuantizeOp
 
 
 def _tensors(
-    source: Checkpoint, recipe: Recipe, options: QuantizeOptions, settings: dict[str, Any], advance: Progress
+    source: Checkpoint, recipe: Recipe, options: QuantizeOptions, report: Report, advance: Progress
 ) -> Iterator[Written]:
     """Every tensor of the output, in the order of the model."""
     table = _table(source, EMBEDDING, recipe)
@@ -101,8 +101,8 @@ def _tensors(
     if recipe.algorithm == "rtn":
         blocks = _nearest_blocks(source, recipe)
     else:
-        windows = _windows(source, options, settings)
-        blocks = _calibrated_blocks(source, recipe, Tokens.embed(table.data, windows), options.check)
+        tokens = Tokens.embed(table.data, _windows(source, options, report.settings))
+        blocks = _calibrated_blocks(source, recipe, tokens, options.check, report)
     for index, block in enumerate(blocks):
         yield from block
         advance(f"block {index}")
@@ -141,14 +141,21 @@ def _nearest_blocks(source: Checkpoint, recipe: Recipe) -> Iterator[list[Written
 
 
 def _calibrated_blocks(
-    source: Checkpoint, recipe: Recipe, tokens: Tokens, check: bool
+    source: Checkpoint, recipe: Recipe, tokens: Tokens, check: bool, report: Report
 ) -> Iterator[list[Written]]:
     for index in range(source.config.num_layers):
-        rows, tokens = quantize_block(read_block(source, index), recipe, tokens, check)
-        yield rows
+        done = quantize_block(read_block(source, index), recipe, tokens, check)
+        report.passes.append(done.found)
+        tokens = done.tokens
+        yield done.tensors
 
 
 def _windows(source: Checkpoint, options: QuantizeOptions, settings: dict[str, Any]) -> Tensor:
+    limit = source.config.max_position
+    if options.seq_len > limit:
+        raise CalibrationError(
+            f"windows of {options.seq_len} tokens exceed the model's {limit} positions", param="seq_len"
+        )
     text = calibration_text(options.calibration)
     windows = calibration_windows(text, source.tokenizer(), options.samples, options.seq_len, options.seed)
     settings |= {

@@ -41,13 +41,13 @@ def stored_as(name: str, tile: Qtile, **measured: Any) -> Module:
 
 @dataclass(slots=True)
 class Report:
-    """Rows in the order they were written, and what was asked for."""
+    """Rows in the order they were written; what was asked for; for each block, what each pass found."""
 
     model: str
     recipe: str
-    settings: dict[str, Any]
+    settings: dict[str, Any] = field(default_factory=dict)
     modules: list[Module] = field(default_factory=list)
-    passes: list[dict[str, Any]] = field(default_factory=list)
+    passes: list[dict[str, dict[str, float]]] = field(default_factory=list)
 
     @property
     def bits_per_weight(self) -> float:

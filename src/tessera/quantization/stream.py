@@ -12,8 +12,8 @@ from torch import Tensor
 from tessera.formats.base import Checkpoint, check_finite
 from tessera.kernels.types import AttentionMetadata
 from tessera.layers.dense import dense_metadata
-from tessera.numerics import QTensor, plain
-from tessera.quantization.block import STAGES, FloatBlock, RoundedBlock, walk
+from tessera.numerics import QTensor, fit, plain
+from tessera.quantization.block import STAGES, FloatBlock, Found, RoundedBlock, walk
 from tessera.quantization.passes import Sample, transform
 from tessera.quantization.report import Module, stored_as
 from tessera.quantization.rounding import (
@@ -84,29 +84,45 @@ def read_floats(source: Checkpoint, name: str) -> Tensor:
     return values
 
 
+@dataclass(frozen=True, slots=True)
+class QuantizedBlock:
+    """A block's tensors as the recipe stores them, what the passes found, and the tokens after the block."""
+
+    tensors: list[Written]
+    found: dict[str, Found]
+    tokens: Tokens
+
+
 @torch.inference_mode()
-def quantize_block(
-    block: FloatBlock, recipe: Recipe, tokens: Tokens, check: bool
-) -> tuple[list[Written], Tokens]:
-    """The block's tensors as the recipe stores them, and the tokens after the quantized block.
+def quantize_block(block: FloatBlock, recipe: Recipe, tokens: Tokens, check: bool) -> QuantizedBlock:
+    """Transform, then round layer after layer.
 
     Layers are rounded in the order they run, each on inputs that come from those already rounded, with int8
     activations and KV4 where the recipe has them: what the layer will meet when it serves.
     """
-    block = transform(block, recipe, tokens.sample(), check)
+    _check_weights(block, recipe)
+    block, found = transform(block, recipe, tokens.sample(), check)
     state = RoundedBlock(block, recipe)
     running = state.runnable()
-    rows: list[Written] = []
+    tensors: list[Written] = []
     for stage, x in walk(running, tokens.hidden, tokens.meta, state.enter):
         if not stage:
             tokens = tokens.moved(x)
             continue
         for item in round_stage(state, stage, x):
             state.rounded[item.name] = item.data
-            rows.append(item)
+            tensors.append(item)
         setattr(running, stage, state.linear(stage))
     floats = {name: t for name, t in block.canonical().items() if name not in state.rounded}
-    return rows + [written(name, plain(tensor)) for name, tensor in floats.items()], tokens
+    tensors += [written(name, plain(tensor)) for name, tensor in floats.items()]
+    return QuantizedBlock(tensors, found, tokens)
+
+
+def _check_weights(block: FloatBlock, recipe: Recipe) -> None:
+    """Every weight can be stored, before passes try candidates on it. Raises WeightError naming one."""
+    for layer in (name for names in STAGES.values() for name in names):
+        with naming(f"{block.prefix}{layer}.weight"):
+            fit(block.tensors[f"{layer}.weight"], recipe.weight_chain())
 
 
 def round_stage(state: RoundedBlock, stage: str, x: Tensor) -> Iterator[Written]:

@@ -9,7 +9,7 @@ from cuda_case import DTYPES, EPSILON, GPU, metadata, poison_allocator, randn, r
 from torch import Tensor
 
 from tessera.kernels.cuda import attention
-from tessera.kernels.cuda.attention import BoundAttention, CudaAttention, Geometry
+from tessera.kernels.cuda.attention import BoundAttention, CudaAttention, Geometry, tiles_per_block
 from tessera.kernels.cuda.target import device
 from tessera.kernels.ops import AttentionProblem
 from tessera.kernels.registry import Device
@@ -83,6 +83,12 @@ def test_shared_memory_lets_two_blocks_share_an_h200() -> None:
     assert small.decode_smem <= 101376 and small.prefill_stages >= 2
 
 
+def test_tiles_per_block_weighs_start_against_waves() -> None:
+    assert tiles_per_block(2056, 8, 132) == 4  # 8 prompts of 1024 tokens
+    assert tiles_per_block(264, 8, 132) == 2  # one: a single wave
+    assert tiles_per_block(56, 2, 132) == 1  # a short prompt needs every SM it can get
+
+
 def test_says_what_it_cannot_do() -> None:
     kernel = CudaAttention("sm90", torch.bfloat16)
     h200 = Device("cuda", "sm_90a")
@@ -136,6 +142,14 @@ class TestOnDevice:
         for lengths in steps:
             got, want = case.step(lengths, padding=2)
             assert relative_rms(got, want) < tolerance(dtype)
+
+    @pytest.mark.parametrize("depth", [1, 2, 4])
+    def test_prefill_blocks_of_several_tiles(self, depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(attention, "tiles_per_block", lambda tiles, pages, sms: depth)
+        case = Case(8, 2, 128, torch.bfloat16, [1500, 330, 2, 700])
+        for lengths in ([1200, 33, 1, 600], [300, 297, 1, 100]):
+            got, want = case.step(lengths)
+            assert relative_rms(got, want) < tolerance(torch.bfloat16)
 
     def test_pages_copied_by_lanes_as_below_sm_90(self, monkeypatch: pytest.MonkeyPatch) -> None:
         by_lanes = partial(attention.kernel, options=("-DTESSERA_NO_BULK_COPY",))

@@ -22,6 +22,7 @@ from tessera.kernels.jit.nvrtc import CompiledKernel, Instantiation, compile_ker
 log = logging.getLogger(__name__)
 
 SYNC_LAUNCH = os.environ.get("TESSERA_SYNC_LAUNCH") == "1"
+EXTRA_OPTIONS = tuple(os.environ.get("TESSERA_NVRTC_OPTIONS", "").split())
 _DEFAULT_SMEM = 48 * 1024
 _INVALID_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
 _NUMBERS = (int, float)
@@ -125,7 +126,11 @@ class Kernel:
         """What is handed to the compiler, with the architecture filled in."""
         arch = arch or self.inst.arch or device.current().arch
         return Instantiation(
-            self.inst.header, self.inst.expression, arch, self.inst.options, self.inst.allowed_local_bytes
+            self.inst.header,
+            self.inst.expression,
+            arch,
+            self.inst.options + EXTRA_OPTIONS,
+            self.inst.allowed_local_bytes,
         )
 
     def blocks_per_sm(self, threads: int, smem: int = 0) -> int:

@@ -50,12 +50,12 @@ TESSERA_DEVICE void attend_page(RowState<F>& state, const typename F::KvRing& ri
 }
 
 // q, out [tokens, kv_heads * group, D]; sequences that bring a single query token are left alone. Grid: at least as
-// many blocks as tiles; the rest end at once.
+// many blocks as the batch has hands of tiles; the rest end at once.
 template <class F>
 __global__ void __launch_bounds__(F::kThreads, 1)
     paged_prefill(const typename F::T* q, const char* cache, const i32* block_tables, const i32* cu_seqlens,
                   const i32* context_lens, typename F::T* out, int seqs, int kv_heads, int group, int table_stride,
-                  float scale_log2) {
+                  int tiles_per_block, float scale_log2) {
   extern __shared__ __align__(128) char smem[];
   __shared__ i32 scratch[F::kThreads / kWarp];
   __shared__ Share share;
@@ -63,21 +63,24 @@ __global__ void __launch_bounds__(F::kThreads, 1)
   if (threadIdx.x == 0) ring.init(F::kWarps);
   await_predecessor();
 
-  const PrefillArgs args = {{cu_seqlens, context_lens, seqs}, block_tables, table_stride, kv_heads, group, scale_log2};
-  Tile tile;
-  if (!find_tile<F>(args, scratch, &share, &tile)) return;
+  const PrefillArgs args = {{cu_seqlens, context_lens, seqs}, block_tables, table_stride, kv_heads, group,
+                            tiles_per_block, scale_log2};
+  Hand<F> hand;
+  if (!deal<F>(args, scratch, &share, &hand)) return;
 
   const int warp = warp_id();
+  RingPosition<F::kStages> position;
   if (warp == F::kWarps) {
-    produce<F>(args, cache, ring, tile);
+    hand.each(args, [&](const Tile& tile) { produce<F>(args, cache, ring, position, tile); });
   } else {
-    const int row0 = tile.first_row + warp * 16;
-    RingPosition<F::kStages> position;
-    RowState<F> state;
-    state.start(args, tile, row0, q);
-    for (int page = 0; page < tile.pages; ++page)
-      attend_page<F>(state, ring, position, page * F::Page::kTokens, scale_log2);
-    state.store(args, tile, row0, out);
+    hand.each(args, [&](const Tile& tile) {
+      const int row0 = tile.first_row + warp * 16;
+      RowState<F> state;
+      state.start(args, tile, row0, q);
+      for (int page = 0; page < tile.pages; ++page)
+        attend_page<F>(state, ring, position, page * F::Page::kTokens, scale_log2);
+      state.store(args, tile, row0, out);
+    });
   }
 }
 

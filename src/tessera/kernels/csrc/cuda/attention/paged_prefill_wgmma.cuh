@@ -42,10 +42,10 @@ TESSERA_DEVICE void issue_values(RowState<F>& state, u32 (&p)[F::Page::kTokens /
 }
 
 template <class F>
-TESSERA_DEVICE void attend(RowState<F>& state, const typename F::KvRing& ring, int pages, float scale_log2) {
+TESSERA_DEVICE void attend(RowState<F>& state, const typename F::KvRing& ring, RingPosition<F::kStages>& position,
+                           int pages, float scale_log2) {
   using P = typename F::Page;
   constexpr int kKeySteps = P::kTokens / 16;
-  RingPosition<F::kStages> position;
   float s[F::kKeyTiles][4];
   float alpha[2];
   u32 p[kKeySteps][4];
@@ -86,7 +86,7 @@ template <class F>
 __global__ void __launch_bounds__(F::kThreads, 1)
     paged_prefill_wgmma(const typename F::T* q, const char* cache, const i32* block_tables, const i32* cu_seqlens,
                         const i32* context_lens, typename F::T* out, int seqs, int kv_heads, int group,
-                        int table_stride, float scale_log2) {
+                        int table_stride, int tiles_per_block, float scale_log2) {
   extern __shared__ __align__(1024) char smem[];
   __shared__ i32 scratch[F::kThreads / kWarp];
   __shared__ Share share;
@@ -94,21 +94,26 @@ __global__ void __launch_bounds__(F::kThreads, 1)
   if (threadIdx.x == 0) ring.init(F::kWarps);
   await_predecessor();
 
-  const PrefillArgs args = {{cu_seqlens, context_lens, seqs}, block_tables, table_stride, kv_heads, group, scale_log2};
-  Tile tile;
-  if (!find_tile<F>(args, scratch, &share, &tile)) return;
+  const PrefillArgs args = {{cu_seqlens, context_lens, seqs}, block_tables, table_stride, kv_heads, group,
+                            tiles_per_block, scale_log2};
+  Hand<F> hand;
+  if (!deal<F>(args, scratch, &share, &hand)) return;
 
   const int warp = warp_id();
+  RingPosition<F::kStages> position;
   if (warp >= F::kWarps) {
     registers_shrink<24>();
-    if (warp == F::kWarps) produce<F>(args, cache, ring, tile);
+    if (warp == F::kWarps)
+      hand.each(args, [&](const Tile& tile) { produce<F>(args, cache, ring, position, tile); });
   } else {
     registers_grow<240>();
-    const int row0 = tile.first_row + warp * 16;
-    RowState<F> state;
-    state.start(args, tile, row0, q);
-    attend<F>(state, ring, tile.pages, scale_log2);
-    state.store(args, tile, row0, out);
+    hand.each(args, [&](const Tile& tile) {
+      const int row0 = tile.first_row + warp * 16;
+      RowState<F> state;
+      state.start(args, tile, row0, q);
+      attend<F>(state, ring, position, tile.pages, scale_log2);
+      state.store(args, tile, row0, out);
+    });
   }
 }
 

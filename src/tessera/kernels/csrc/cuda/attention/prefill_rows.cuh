@@ -26,11 +26,11 @@ struct Prefill {
 struct PrefillArgs {
   Batch batch;
   const i32* block_tables;
-  int table_stride, kv_heads, group;
+  int table_stride, kv_heads, group, tiles_per_block;
   float scale_log2;  // softmax scale * log2(e)
 };
 
-// One block's work: rows first_row .. of the (query token, head) pairs of `seq` and KV head `head`.
+// Rows first_row .. of the (query token, head) pairs of `seq` and KV head `head`.
 struct Tile {
   int seq, head, first_row, rows;  // rows: of the whole sequence
   int past;                        // tokens in the cache before this step's
@@ -45,11 +45,10 @@ TESSERA_DEVICE int prefill_tokens(const Batch& batch, int s) {
 
 template <class F>
 TESSERA_DEVICE void produce(const PrefillArgs& args, const char* cache, const typename F::KvRing& ring,
-                            const Tile& tile) {
+                            RingPosition<F::kStages>& position, const Tile& tile) {
   using P = typename F::Page;
   const i32* table = args.block_tables + static_cast<i64>(tile.seq) * args.table_stride;
   const int context = args.batch.context_lens[tile.seq];
-  RingPosition<F::kStages> position;
   int ids = 0;
   for (int i = 0; i < tile.pages; ++i) {
     if (i % kWarp == 0) ids = i + lane_id() < tile.pages ? table[i + lane_id()] : 0;
@@ -162,23 +161,40 @@ TESSERA_DEVICE void pack_keys(u32 (&p)[4], const float (&s)[kTiles][4], int k) {
   p[3] = pack2<T>(s[2 * k + 1][2], s[2 * k + 1][3]);
 }
 
-// The block's tile, for every thread; false where the grid has more blocks than there are tiles. The last tiles of a
-// sequence, which see most, come first. `scratch`: kThreads / 32 ints of shared memory; `share`: one Share.
+// The tiles of one block: tiles_per_block of them, of one sequence and KV head, so that finding them and filling the
+// ring is paid once. Row tiles are dealt out as cards are, last tile first and to and fro, because later tiles see
+// more: blocks so take about equally long.
 template <class F>
-TESSERA_DEVICE bool find_tile(const PrefillArgs& args, i32* scratch, Share* share, Tile* tile) {
+struct Hand {
+  int seq, head, block, blocks, tiles;
+
+  // Calls f(tile) for each.
+  template <class Play>
+  TESSERA_DEVICE void each(const PrefillArgs& args, Play play) const {
+    const int tokens = args.batch.query_len(seq), past = args.batch.context_lens[seq] - tokens;
+    for (int round = 0; round < args.tiles_per_block; ++round) {
+      const int index = tiles - 1 - (round * blocks + (round % 2 ? blocks - 1 - block : block));
+      if (index < 0) continue;
+      Tile tile = {seq, head, index * F::kRows, tokens * args.group, past, 0};
+      const int last_row = min(tile.first_row + F::kRows, tile.rows) - 1;
+      tile.pages = (past + last_row / args.group) / F::Page::kTokens + 1;
+      play(tile);
+    }
+  }
+};
+
+// The block's tiles, for every thread; false where the grid has more blocks than there is work for. `scratch`:
+// kThreads / 32 ints of shared memory; `share`: one Share.
+template <class F>
+TESSERA_DEVICE bool deal(const PrefillArgs& args, i32* scratch, Share* share, Hand<F>* hand) {
   const auto tiles = [&](int s) { return div_up(prefill_tokens(args.batch, s) * args.group, F::kRows); };
-  const auto weight = [&](int s) { return tiles(s) * args.kv_heads; };
+  const auto blocks = [&](int s) { return div_up(tiles(s), args.tiles_per_block); };
+  const auto weight = [&](int s) { return blocks(s) * args.kv_heads; };
   const int unit = blockIdx.x;
   if (unit >= line_of<F::kThreads>(weight, args.batch.seqs, scratch).locate([=](int) { return unit; }, share))
     return false;
-  const int seq = share->seq, offset = share->offset, tokens = args.batch.query_len(seq);
-  tile->seq = seq;
-  tile->head = offset % args.kv_heads;
-  tile->rows = tokens * args.group;
-  tile->first_row = (tiles(seq) - 1 - offset / args.kv_heads) * F::kRows;
-  tile->past = args.batch.context_lens[seq] - tokens;
-  const int last_row = min(tile->first_row + F::kRows, tile->rows) - 1;
-  tile->pages = (tile->past + last_row / args.group) / F::Page::kTokens + 1;
+  const int seq = share->seq;
+  *hand = {seq, share->offset % args.kv_heads, share->offset / args.kv_heads, blocks(seq), tiles(seq)};
   return true;
 }
 
