@@ -68,6 +68,29 @@ def test_a_row_does_not_depend_on_chunking_or_batch(arch, kv):
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("kv", ["kv4", "f32"])
+def test_long_contexts_are_split_without_a_trace(arch, kv):
+    """Contexts of several segments: a few rows (segments apart) equal many (segments in turn) bit for bit."""
+    problem, bound, cos, sin = make(arch, CACHES[kv], (6, 2, 32))
+    (s, other), pages = case.make_sequences([(0, 1100), (0, 600)])
+    x, y = case.random_qkv(problem, 1100, 1), case.random_qkv(problem, 600, 2)
+    cache = bound.allocate(pages).fill_(STALE)
+    whole = fill(bound, cache, s, x, [1100])
+    assert case.relative_rms(whole, case.oracle(problem, x, cos, sin)) < 5e-6
+    fill(bound, cache, other, y, [600])
+    loaded = library.require(arch)
+    try:
+        for threads in (1, 2, 5):
+            loaded.set_threads(threads)
+            for start, stop in ((1099, 1100), (1022, 1027), (511, 514), (0, 1)):
+                meta = case.metadata([(other, 599, 600), (s, start, stop)])
+                out = bound(torch.cat((y[599:], x[start:stop])), cache, meta)
+                assert torch.equal(out[1:], whole[start:stop])
+    finally:
+        loaded.set_threads(library.default_threads())
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_results_do_not_depend_on_threads(arch):
     problem, bound, _, _ = make(arch, KV4, (6, 2, 32))
     (s,), pages = case.make_sequences([(0, 200)])

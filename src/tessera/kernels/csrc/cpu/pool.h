@@ -52,6 +52,8 @@ class Pool {
     threads_ = count;
   }
 
+  int threads() const { return active_.load(std::memory_order_relaxed) + 1; }
+
   // Runs body(context, i) for i in 0..chunks-1. A second caller at the same time runs its loop alone.
   void run(int64_t chunks, Body body, void* context) {
     std::unique_lock<std::mutex> lock(busy_, std::try_to_lock);
