@@ -61,7 +61,7 @@ def test_balance_lowers_the_error_of_a_layer_with_loud_inputs():
     x, weight = normal(3000, 64), normal(96, 64, seed=1) / 8
     x[:, ::13] *= 30
     scale, alpha = best_scale(x[:2000], weight, QOQ)
-    assert alpha > 0 and scale[::13].min() > 2 * scale[1] and float(scale.log().mean().abs()) < 1e-5
+    assert alpha > 0 and scale[::13].min() > 1.5 * scale[1] and float(scale.log().mean().abs()) < 1e-5
 
     def error(scale):
         rounded = quantize(weight * scale, QOQ.weight_chain()).dequantize()
