@@ -94,7 +94,8 @@ def load(arch: str) -> Library | Unavailable:
         library = ctypes.CDLL(str(path))
     except (NoCompilerError, CppCompileError, OSError) as error:
         log.warning(
-            "no compiled CPU kernels (%s): using torch, 5 (prefill) to 20 (decode) times slower; install g++ or set CXX",
+            "no compiled CPU kernels (%s): using torch, about 5 times slower in prefill and 20 times in decode; "
+            "install g++ or set CXX",
             error,
         )
         return Unavailable(str(error))
