@@ -26,7 +26,7 @@ def quantize(
     calibration: Annotated[
         Path | None, typer.Option(help="Calibration text, instead of the one that comes with Tessera.")
     ] = None,
-    samples: Annotated[int, typer.Option(min=1, help="Calibration windows.")] = 8,
+    samples: Annotated[int, typer.Option(min=1, help="Calibration windows.")] = 12,
     seq_len: Annotated[int, typer.Option(min=16, help="Tokens in a window.")] = 1024,
     seed: Annotated[int, typer.Option(help="Which windows, where the text has more.")] = 0,
     check: Annotated[

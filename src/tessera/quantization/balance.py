@@ -21,7 +21,7 @@ from tessera.quantization.rounding import Inputs, round_gptq
 from tessera.quantization.stats import second_moment
 from tessera.spec import Recipe
 
-ALPHAS: Final = (0.0, 0.15, 0.3, 0.45)
+ALPHAS: Final = (0.0, 0.2, 0.35)
 
 ROWS: Final = 128
 """Output rows that a candidate is tried on. GPTQ treats rows independently, so a sample of them is fair."""

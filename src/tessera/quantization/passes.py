@@ -48,14 +48,18 @@ def transform(
 ) -> tuple[FloatBlock, dict[str, Found]]:
     """The block after the passes of the recipe's algorithm, and what each found.
 
-    With `check` the block's output on the sample is compared after each pass. Raises CheckFailedError.
+    The block is observed once: no pass changes a point that a later one looks at. With `check` its output on
+    the sample is compared after each pass. Raises CheckFailedError.
     """
     found: dict[str, Found] = {}
-    for change in PASSES[recipe.algorithm]:
-        seen, before = sample.observe(block)
+    passes = PASSES[recipe.algorithm]
+    if not passes:
+        return block, found
+    seen, output = sample.observe(block)
+    for change in passes:
         block, found[change.__name__] = change(block, seen, recipe)
         if check:
-            _compare(change, block, before, sample.observe(block)[1])
+            _compare(change, block, output, sample.observe(block)[1])
     return block, found
 
 

@@ -40,7 +40,7 @@ class QuantizeOptions:
     """
 
     calibration: Path | None = None
-    samples: int = 8
+    samples: int = 12
     seq_len: int = 1024
     seed: int = 0
     check: bool = False
