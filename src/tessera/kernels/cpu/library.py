@@ -94,7 +94,7 @@ def load(arch: str) -> Library | Unavailable:
         library = ctypes.CDLL(str(path))
     except (NoCompilerError, CppCompileError, OSError) as error:
         log.warning(
-            "no compiled CPU kernels (%s): using torch, 5 (prefill) to 20 (decode) times slower; "
+            "no compiled CPU kernels (%s): using torch, about 5 times slower in prefill and 20 in decode; "
             "install g++ or set CXX",
             error,
         )
