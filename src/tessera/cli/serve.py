@@ -68,7 +68,11 @@ def serve(
     dtype: Annotated[
         str, _option("f16 or bf16: weights, hidden states and cache on a CUDA device; auto is bf16.")
     ] = _ENGINE.dtype,
+    prefix_caching: Annotated[
+        bool, _option("Reuse what the cache holds of a prompt's beginning.")
+    ] = _ENGINE.prefix_caching,
     seed: Annotated[int | None, _option("Makes requests without a seed repeatable.")] = None,
+    threads: Annotated[int | None, _option("CPU threads; default: one per usable core.")] = None,
 ) -> None:
     """Serve a model behind the OpenAI API.
 
@@ -92,7 +96,9 @@ def serve(
         memory_fraction=memory_fraction,
         load_format=load_format,
         dtype=dtype,
+        prefix_caching=prefix_caching,
         seed=seed,
+        threads=threads,
     )
     _serve(model, device, engine, server, None if chat_template is None else chat_template.read_text())
 

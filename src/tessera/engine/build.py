@@ -18,6 +18,7 @@ from tessera.formats import open_checkpoint
 from tessera.kernels import cpu
 from tessera.kernels.cpu.library import Library, load
 from tessera.models.loader import build_model
+from tessera.numerics.threads import serial
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +43,8 @@ def build_core(model: str | Path, config: EngineConfig | None = None, device: st
     with timed("open checkpoint", seconds):
         checkpoint = open_checkpoint(str(model))
         tokenizer = checkpoint.tokenizer()
-    with timed("build model", seconds):
+    largest = max(rows * columns for rows, columns in checkpoint.config.block_linears().values())
+    with timed("build model", seconds), serial(largest):
         built = build_model(checkpoint, device)
     with timed("allocate cache", seconds):
         plan = plan_cache(

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from tessera.numerics import QTensor, ScaleRangeError, code_dtype, levels_of, quantize
+from tessera.numerics.threads import serial
 from tessera.quantization.errors import WeightError
 from tessera.quantization.linalg import InverseFactor, inverse_factor
 from tessera.quantization.ranges import group_losses, search_ranges
 from tessera.quantization.round_gptq import activation_order, gptq_codes
-from tessera.quantization.threads import serial
 from tessera.spec import Chain, Qtile
 
 DAMP: Final = 0.05

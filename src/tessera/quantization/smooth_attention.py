@@ -19,8 +19,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from tessera.numerics.threads import serial
 from tessera.quantization.block import FloatBlock, Found, Seen
-from tessera.quantization.threads import serial
 from tessera.spec import Recipe
 
 TOKENS: Final = 1024
