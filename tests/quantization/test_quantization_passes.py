@@ -10,7 +10,14 @@ from tessera.quantization.balance import balance, best_scale
 from tessera.quantization.block import FloatBlock, RoundedBlock, walk
 from tessera.quantization.errors import CheckFailedError
 from tessera.quantization.passes import Sample, transform
-from tessera.quantization.smooth_attention import Turn, find_turn, loss, smooth_attention, turn_rows
+from tessera.quantization.smooth_attention import (
+    Turn,
+    find_turn,
+    loss,
+    smooth_attention,
+    spread_positions,
+    turn_rows,
+)
 from tessera.spec import Recipe, RopeConfig
 from tiny import random_tensors, tiny_config
 
@@ -126,6 +133,40 @@ def test_the_turn_lowers_the_error_of_scores():
     assert 0.7 < float(found / none) / gain < 1.4
     assert published < none
     assert found < 0.6 * published
+
+
+def test_keys_move_as_rotation_moves_them():
+    """A key moved by n positions is the key rotary embedding gives n positions later; its norm stays."""
+    config = tiny_config(max_position=64)
+    content = normal(1, 2, 32).expand(40, 2, 32)
+    cos, sin = rope_tables(config.rope, 32, 128)
+    moved = spread_positions(rotate(content, cos[:40], sin[:40]), config)
+    everywhere = rotate(content[:1].expand(128, 2, 32), cos, sin)
+    distance = torch.cdist(
+        moved.flatten(1), everywhere.flatten(1), compute_mode="donot_use_mm_for_euclid_dist"
+    )
+    assert float(distance.amin(1).max()) < 1e-3
+    landed = distance.argmin(1) - torch.arange(40)
+    assert landed.min() >= 0 and landed.max() < 64 and len(landed.unique()) > 25
+
+
+def test_the_turn_holds_at_positions_calibration_did_not_have():
+    """Means of slow pairs turn over the context; spread keys give a turn that pays further out."""
+    config = tiny_config(rope=RopeConfig(theta=100000.0), max_position=8192)
+    q, k = normal(512, 4, 32, seed=6), normal(512, 2, 32, seed=5) / 2
+    for pair, (a, b) in enumerate([(9, 0), (0, 8), (-7, 0), (0, -8)], start=10):
+        k[..., pair] += a
+        k[..., pair + 16] += b
+    cos, sin = rope_tables(config.rope, 32, 8192)
+    near = rotate(k, cos[:512], sin[:512])
+    energy = q.reshape(512, 2, 2, 2, 16).square().mean(0).sum((1, 2))
+
+    def far_loss(keys):
+        turn, _ = find_turn(q, keys)
+        moved = [rotate(k, cos[at : at + 512], sin[at : at + 512]) for at in (2000, 4000, 7000)]
+        return sum(float(loss(m.reshape(512, 2, 2, 16).transpose(0, 1), energy, turn).sum()) for m in moved)
+
+    assert far_loss(spread_positions(near, config)) < 0.92 * far_loss(near)
 
 
 def test_the_loss_predicts_the_error():

@@ -42,7 +42,7 @@ def test_every_layer_gains_on_nearest(block, tokens):
 
 @torch.inference_mode()
 def test_passes_lower_the_error_of_keys(block, tokens):
-    """KV4's error on the scores of fresh tokens, before and after: less than two thirds."""
+    """KV4's error on the scores of fresh tokens, before and after: less than 70 %."""
     meta = dense_metadata([512])
     changed, _ = transform(block, QOQ, Sample(tokens.hidden[:512], meta), check=True)
     fresh = Sample(tokens.hidden[512:1024], meta)
@@ -52,4 +52,4 @@ def test_passes_lower_the_error_of_keys(block, tokens):
         error = quantize(seen["k"], QOQ.kv_chain()).dequantize() - seen["k"]
         error = error.repeat_interleave(seen["q"].shape[1] // error.shape[1], dim=1)
         errors.append(float(torch.einsum("qhd,khd->hqk", seen["q"], error).square().mean()))
-    assert errors[1] < 0.65 * errors[0]
+    assert errors[1] < 0.7 * errors[0]

@@ -11,6 +11,9 @@ What is minimized, per KV head, is the expected error of a score: rounding error
 variance (range / 15)^2 / 12 and meet the energy of Q,
 
     loss = mean over tokens of (max - min of a head's K)^2  *  sum over pairs of lambda^2 |q|^2
+
+Means of slow pairs turn with the position. A turn found at the calibration text's positions is no good at ten
+times as many, so keys are first moved to positions all over the model's context (`spread_positions`).
 """
 
 from dataclasses import dataclass
@@ -19,9 +22,10 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from tessera.numerics.rope import inverse_frequencies, rotate
 from tessera.numerics.threads import serial
 from tessera.quantization.block import FloatBlock, Found, Seen
-from tessera.spec import Recipe
+from tessera.spec import ModelConfig, Recipe
 
 TOKENS: Final = 1024
 """Tokens the loss is taken over."""
@@ -51,7 +55,7 @@ def smooth_attention(block: FloatBlock, seen: Seen, recipe: Recipe) -> tuple[Flo
     if recipe.kv_bits == 16:
         return block, {}
     config = block.config
-    turn, gain = find_turn(seen["q"], seen["k"])
+    turn, gain = find_turn(seen["q"], spread_positions(seen["k"], config))
     shared = config.num_heads // config.num_kv_heads
     changes = {}
     for kind in ("weight", "bias"):
@@ -61,6 +65,20 @@ def smooth_attention(block: FloatBlock, seen: Seen, recipe: Recipe) -> tuple[Flo
             wide = Turn(*(x.repeat_interleave(shared, dim=0) for x in (turn.scale, turn.angle)))
             changes[q] = turn_rows(block.tensors[q], wide)
     return block.changed(changes), {"score_error": gain}
+
+
+def spread_positions(k: Tensor, config: ModelConfig) -> Tensor:
+    """Keys [T, heads, D] after rotary embedding, each as if it stood further on in the text.
+
+    Every other token moves uniformly over the context, the others log-uniformly, so that short texts count
+    too. The moves are a golden-ratio sequence: even, and the same every time.
+    """
+    index = torch.arange(len(k))
+    fraction = index * 0.6180339887498949 % 1
+    uniform = fraction * config.max_position
+    moved = torch.where(index % 2 == 0, config.max_position**fraction - 1, uniform).floor()
+    angles = moved.outer(inverse_frequencies(config.rope, config.head_dim))
+    return rotate(k, angles.cos(), angles.sin())
 
 
 def turn_rows(rows: Tensor, turn: Turn) -> Tensor:
