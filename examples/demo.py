@@ -30,37 +30,45 @@ def main(model: str, work: str, question: str = QUESTION) -> None:
         print(f"{output} is there: not quantizing again")
     else:
         start = time.monotonic()
-        tessera("quantize", model, "--output", str(output), "--recipe", RECIPE)
+        quantize(model, output)
         print(f"quantized in {time.monotonic() - start:.0f} s")
-    with server(output) as (url, process):
+    with server(output, Path(work) / "server.log") as (url, process):
         print(f"\n> {question}")
         first_s, rate = ask(url, question)
         report(url, process, first_s, rate)
 
 
-def tessera(*args: str) -> None:
-    subprocess.run([sys.executable, "-m", "tessera.cli", *args], check=True)
+def quantize(model: str, output: Path) -> None:
+    """The table of every tensor goes beside the checkpoint, progress to the terminal."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "tessera.cli", "quantize", model, "--output", str(output)]
+    with open(f"{output}.log", "w") as table:
+        if subprocess.run([*command, "--recipe", RECIPE], stdout=table, check=False).returncode:
+            sys.exit("quantizing failed")
 
 
 @contextmanager
-def server(checkpoint: Path) -> Iterator[tuple[str, psutil.Process]]:
-    """Address and process of a server that answers, stopped at the end."""
+def server(checkpoint: Path, log: Path) -> Iterator[tuple[str, psutil.Process]]:
+    """Address and process of a server that answers, stopped at the end; what it says goes to `log`."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port = sock.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "tessera.cli", "serve", str(checkpoint), "--port", str(port)]
-    process = subprocess.Popen([*command, "--max-model-len", "512", "--max-num-seqs", "4"])
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            [*command, "--max-model-len", "512", "--max-num-seqs", "4"], stdout=file, stderr=file
+        )
     try:
-        wait_until_ready(url, process)
+        wait_until_ready(url, process, log)
         yield url, psutil.Process(process.pid)
     finally:
         process.terminate()
-        if process.wait(timeout=60):
-            sys.exit(f"the server ended with exit code {process.returncode}")
+        if code := process.wait(timeout=60):
+            print(f"the server ended with exit code {code}: see {log}")
 
 
-def wait_until_ready(url: str, process: "subprocess.Popen[bytes]") -> None:
+def wait_until_ready(url: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
     end = time.monotonic() + START_TIMEOUT_S
     while process.poll() is None and time.monotonic() < end:
         try:
@@ -68,7 +76,7 @@ def wait_until_ready(url: str, process: "subprocess.Popen[bytes]") -> None:
                 return
         except urllib.error.URLError:
             time.sleep(0.2)
-    sys.exit("the server did not become ready")
+    sys.exit(f"the server did not become ready:\n{log.read_text()}")
 
 
 def ask(url: str, question: str) -> tuple[float, float]:

@@ -50,7 +50,7 @@ def test_demo_and_client(model, tmp_path, capfd):
     assert "quantized in" in first
     assert "tok/s" in first
     assert "kernels: " in first
-    with demo.server(tmp_path / f"{Path(model).stem}-{demo.RECIPE}") as (url, _):
+    with demo.server(tmp_path / f"{Path(model).stem}-{demo.RECIPE}", tmp_path / "log") as (url, _):
         example("server_client").main(f"{url}/v1")
     assert "total_tokens=" in capfd.readouterr().out
     demo.main(model, str(tmp_path))
