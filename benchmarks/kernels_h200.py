@@ -29,6 +29,7 @@ from tessera.spec import BF16, Chain
 Launch = Callable[[], object]
 DTYPE = torch.bfloat16
 ROTATE_BYTES = 256_000_000  # several times the L2
+CHAIN_BYTES = 10e9  # read by a graph of decode launches: 2.5 ms, beside which a replay's own start is nothing
 BF16_FLOPS = 989e12  # datasheet, dense
 
 
@@ -173,7 +174,8 @@ def decode_cases(copy: float, dim: int = 128) -> Iterator[Row]:
         meta = metadata(batch, context, 1)
         caches = [bound.allocate(meta.block_tables.numel()).normal_() for _ in range(copies)]
         q = rand(batch, heads * dim)
-        launches = [_call(bound.attend, q, cache, meta) for cache in caches] * max(1, 8 // copies)
+        count = max(8, min(64, int(CHAIN_BYTES / nbytes)))
+        launches = [_call(bound.attend, q, caches[i % copies], meta) for i in range(count)]
         us = replay_us(launches)
         row = bandwidth_row(
             "tessera", us, nbytes, copy, op="decode_attention", q_heads=heads, kv_heads=kv_heads,

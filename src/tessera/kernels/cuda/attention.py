@@ -28,7 +28,7 @@ _PREFILL_ARGS: Final = "PPPPPPiiiiif"
 _PREFILL_ROWS: Final = 128
 _APPEND_THREADS: Final = 256
 _BLOCK_RESERVE: Final = 1024 + 128  # what a block takes besides: the driver's part, static shared memory
-_MAX_STAGES: Final = 12
+_DECODE_RING: Final = 64 * 1024  # bytes of pages on their way a block: deeper ones delay all other accesses
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,9 @@ class Geometry:
 
     @property
     def decode_stages(self) -> int:
-        """As many as let two blocks share an SM."""
+        """As many as let two blocks share an SM, and no more than keep the memory busy."""
         free = self.smem_per_sm // 2 - _BLOCK_RESERVE - self.merge_bytes
-        return max(2, min(_MAX_STAGES, free // self.stage_bytes))
+        return max(2, min(_DECODE_RING // (self.stage_bytes - 16), free // self.stage_bytes))
 
     @property
     def decode_smem(self) -> int:
@@ -159,9 +159,10 @@ class BoundAttention:
 
     @cached_property
     def decode_blocks(self) -> int:
-        """A persistent grid: what the device holds at once."""
+        """A persistent grid: what the device holds at once, two blocks an SM at most."""
         info = device.current()
-        return info.sms * max(1, self.decode.blocks_per_sm(_DECODE_THREADS, self.geometry.decode_smem))
+        held = self.decode.blocks_per_sm(_DECODE_THREADS, self.geometry.decode_smem)
+        return info.sms * max(1, min(2, held))
 
     @property
     def bytes_per_page(self) -> int:

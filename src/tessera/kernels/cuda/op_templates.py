@@ -25,7 +25,7 @@ CASES: list[TemplateCase] = [
     *grid(
         "attention/paged_decode.cuh",
         f"tessera::paged_decode<tessera::Decode<{_PAGE}, {{tiles}}, {{stages}}>>",
-        {"t": _TYPES, "d": _DIMS, "tiles": (1, 2), "stages": (2, 6)},
+        {"t": _TYPES, "d": _DIMS, "tiles": (1, 2), "stages": (4, 8)},
     ),
     *grid(
         "attention/paged_prefill.cuh",
@@ -41,7 +41,7 @@ CASES: list[TemplateCase] = [
     ),
     TemplateCase(
         "attention/paged_decode.cuh",
-        "tessera::paged_decode<tessera::Decode<tessera::Page16<tessera::bf16, 128>, 1, 6>>",
+        "tessera::paged_decode<tessera::Decode<tessera::Page16<tessera::bf16, 128>, 1, 4>>",
         HOPPER,
         options=("-DTESSERA_NO_BULK_COPY",),
     ),

@@ -22,17 +22,27 @@ struct Share {
 template <int kThreads, class Weight>
 struct Line {
   static constexpr int kWarps = kThreads / kWarp;
+  static constexpr int kEach = 4;  // sequences a thread takes: their lengths come from memory in one wait
+  static constexpr int kSpan = kThreads * kEach;
   Weight weight;
   int seqs;
   i32* scratch;
 
-  // Units before thread i's sequence (first + i) and through it, and in the whole chunk of kThreads sequences.
+  // Units of this thread's sequences, first + kEach * i and on, those before them, and all of kSpan sequences.
   struct Chunk {
-    int begin, end, total;
+    int units[kEach];
+    int begin, total;
   };
   TESSERA_DEVICE Chunk scan(int first) const {
-    const int s = first + threadIdx.x;
-    const int mine = s < seqs ? weight(s) : 0;
+    Chunk chunk;
+    int mine = 0;
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) {
+      const int s = first + static_cast<int>(threadIdx.x) * kEach + j;
+      chunk.units[j] = s < seqs ? weight(s) : 0;
+    }
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) mine += chunk.units[j];
     int end = mine;
 #pragma unroll
     for (int d = 1; d < kWarp; d *= 2) {
@@ -42,29 +52,35 @@ struct Line {
     __syncthreads();
     if (lane_id() == kWarp - 1) scratch[threadIdx.x / kWarp] = end;
     __syncthreads();
-    int total = 0;
+    chunk.total = 0;
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) {
-      if (w == threadIdx.x / kWarp) end += total;
-      total += scratch[w];
+      if (w == threadIdx.x / kWarp) end += chunk.total;
+      chunk.total += scratch[w];
     }
-    return {end - mine, end, total};
+    chunk.begin = end - mine;
+    return chunk;
   }
 
   // All units, and the share of unit choose(all), both for every thread; the share is in shared memory. A unit that
-  // does not exist has none. A batch of at most kThreads sequences is read once.
+  // does not exist has none. A batch of at most kSpan sequences is read once.
   template <class Choose>
   TESSERA_DEVICE int locate(Choose choose, Share* share) const {
     Chunk chunk = scan(0);
     int total = chunk.total;
-    for (int first = kThreads; first < seqs; first += kThreads) total += scan(first).total;
+    for (int first = kSpan; first < seqs; first += kSpan) total += scan(first).total;
     const int unit = choose(total);
     int before = 0;
     for (int first = 0;;) {
-      if (before + chunk.begin <= unit && unit < before + chunk.end)
-        *share = {static_cast<int>(first + threadIdx.x), unit - before - chunk.begin};
+      int offset = unit - before - chunk.begin;
+#pragma unroll
+      for (int j = 0; j < kEach; ++j) {
+        if (0 <= offset && offset < chunk.units[j])
+          *share = {first + static_cast<int>(threadIdx.x) * kEach + j, offset};
+        offset -= chunk.units[j];
+      }
       before += chunk.total;
-      first += kThreads;
+      first += kSpan;
       if (first >= seqs || before > unit) break;
       chunk = scan(first);
     }

@@ -5,11 +5,21 @@
 
 namespace tessera {
 
-// First unit of piece `c` of `pieces`, and the piece that holds a unit.
-TESSERA_DEVICE int piece_start(int c, int units, int pieces) { return static_cast<int>(static_cast<i64>(c) * units / pieces); }
-TESSERA_DEVICE int piece_of(int unit, int units, int pieces) {
-  return static_cast<int>((static_cast<i64>(unit + 1) * pieces - 1) / units);
-}
+// Units cut into pieces of `least` units, the first `longer` of them of one more.
+struct Cut {
+  int pieces, least, longer;
+  TESSERA_DEVICE static Cut of(int units, int most) {
+    const u32 pieces = max(1, min(units, most)), least = static_cast<u32>(units) / pieces;
+    return {static_cast<int>(pieces), static_cast<int>(least), units - static_cast<int>(least * pieces)};
+  }
+  // First unit of a piece, and the piece that holds a unit.
+  TESSERA_DEVICE int start(int piece) const { return piece * least + min(piece, longer); }
+  TESSERA_DEVICE int piece_of(int unit) const {
+    const int rest = unit - longer * (least + 1);
+    return rest < 0 ? static_cast<u32>(unit) / static_cast<u32>(least + 1)
+                    : longer + static_cast<u32>(rest) / static_cast<u32>(least);
+  }
+};
 
 // The four warps' results in shared memory: merge[warp][head][kRow] and after it (max, sum) [warp][head].
 template <class D>
@@ -39,17 +49,40 @@ TESSERA_DEVICE void publish(WarpState<D>& state, float* merge, int warp) {
 struct Split {
   int first, last;      // pieces that hold parts of the pair
   bool starts_at_first; // the pair is the first thing in piece `first`
+  TESSERA_DEVICE static Split of(const Cut& cut, int unit, int units) {
+    const int first = cut.piece_of(unit);
+    return {first, cut.piece_of(unit + units - 1), unit == cut.start(first)};
+  }
   TESSERA_DEVICE int slot(int piece) const { return 2 * piece + (piece == first && !starts_at_first); }
 };
 
-// Writes the pair's output, or this piece's part of it; `query` is the pair's first row of output.
+// Where a part of a pair lies: values of a head `row` floats apart, (max, sum) of a head `row_stats` pairs apart.
+struct Part {
+  float* values;
+  float2* stats;
+  int row, row_stats;
+};
+
+// The part of `slot` in global memory.
 template <class D>
-TESSERA_DEVICE void write_merged(const DecodeArgs& args, const float* merge, typename D::T* out, int slot) {
+TESSERA_DEVICE Part part_of(const DecodeArgs& args, int slot) {
+  constexpr int kDim = D::Page::kDim;
+  float2* stats = reinterpret_cast<float2*>(args.partials + 2ll * gridDim.x * D::kHeads * kDim);
+  return {args.partials + static_cast<i64>(slot) * D::kHeads * kDim, stats + slot * D::kHeads, kDim, 1};
+}
+
+// This block's part, left in the merge buffer: over the values of warp 0, with the statistics in the gaps of rows.
+template <class D>
+TESSERA_DEVICE Part part_here(float* merge) {
+  return {merge, reinterpret_cast<float2*>(merge + D::Page::kDim), D::kRow, D::kRow / 2};
+}
+
+// The warps' results in one: each thread hands take(head, d, value, max, sum) what it put together.
+template <class D, class Take>
+TESSERA_DEVICE void merge_warps(const float* merge, int group, Take take) {
   const float2* stats = reinterpret_cast<const float2*>(merge + D::kWarps * D::kHeads * D::kRow);
   constexpr int kDim = D::Page::kDim;
-  float* partial = args.partials + static_cast<i64>(slot) * D::kHeads * kDim;
-  float2* partial_stats = reinterpret_cast<float2*>(args.partials + 2ll * gridDim.x * D::kHeads * kDim) + slot * D::kHeads;
-  for (int i = threadIdx.x; i < args.group * kDim; i += D::kConsumers) {
+  for (int i = threadIdx.x; i < group * kDim; i += D::kConsumers) {
     const int head = i / kDim, d = i % kDim;
     float top = stats[head].x;
 #pragma unroll
@@ -62,13 +95,17 @@ TESSERA_DEVICE void write_merged(const DecodeArgs& args, const float* merge, typ
       sum += part.y * weight;
       value += merge[(w * D::kHeads + head) * D::kRow + d] * weight;
     }
-    if (slot < 0) {
-      out[i] = from_float<typename D::T>(value / sum);
-    } else {
-      partial[i] = value;
-      if (d == 0) partial_stats[head] = make_float2(top, sum);
-    }
+    take(head, d, value, top, sum);
   }
+}
+
+// Leaves this block's part in `to`; with to = part_here a thread overwrites only values that it alone reads.
+template <class D>
+TESSERA_DEVICE void write_part(const float* merge, int group, const Part& to) {
+  merge_warps<D>(merge, group, [&](int head, int d, float value, float top, float sum) {
+    to.values[head * to.row + d] = value;
+    if (d == 0) to.stats[head * to.row_stats] = make_float2(top, sum);
+  });
 }
 
 // The count before one is added. What the block wrote before its barrier is released, what others did is acquired.
@@ -78,35 +115,46 @@ TESSERA_DEVICE u32 add_acquire_release(u32* count) {
   return before;
 }
 
-// Puts a pair together from the parts of pieces split.first .. split.last: a warp a head, kDim / 32 values a lane.
+// Whether `others` have been counted already; what they did before is then acquired.
+TESSERA_DEVICE bool all_arrived(const u32* count, u32 others) {
+  u32 now;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(count) : "memory");
+  return now == others;
+}
+
+// Puts a pair together from the parts of pieces split.first .. split.last, this block's from the merge buffer if it is
+// `here`: a warp a head, kDim / 32 values a lane.
 template <class D>
-TESSERA_DEVICE void combine(const DecodeArgs& args, const Split& split, typename D::T* out) {
+TESSERA_DEVICE void combine(const DecodeArgs& args, const Split& split, float* merge, bool here,
+                            typename D::T* out) {
   constexpr int kDim = D::Page::kDim, kWidth = kDim / kWarp;
-  constexpr int kAhead = 8;  // parts on their way at once
-  using Values = Vec<float, kWidth>;
+  const int own = here ? blockIdx.x : -1;
+  const Part own_part = part_here<D>(merge);
   const float2* stats = reinterpret_cast<const float2*>(args.partials + 2ll * gridDim.x * D::kHeads * kDim);
   for (int head = threadIdx.x / kWarp; head < args.group; head += D::kWarps) {
     float top = -1e30f, sum = 0;
-    Values acc = {};
-    Values part[kAhead];
-    const auto load = [&](int piece) {
+    Vec<float, kWidth> acc = {};
+    float2 own_values[kWidth / 2];
 #pragma unroll
-      for (int j = 0; j < kAhead; ++j) {
-        const i64 slot = split.slot(min(piece + j, split.last));
-        const float* from = args.partials + (slot * D::kHeads + head) * kDim + lane_id() * kWidth;
+    for (int i = 0; i < kWidth / 2; ++i)
+      own_values[i] = here ? reinterpret_cast<float2*>(own_part.values + head * own_part.row)[lane_id() * kWidth / 2 + i]
+                           : make_float2(0, 0);
+    for (int first = split.first; first <= split.last; first += D::kPartsAhead) {
+      const int n = min(D::kPartsAhead, split.last + 1 - first);
+      const int piece = first + min(lane_id(), n - 1);
+      float2 stat = piece == own ? own_part.stats[head * own_part.row_stats]
+                                 : __ldcg(stats + split.slot(piece) * D::kHeads + head);
+      float2 part[D::kPartsAhead][kWidth / 2];  // every load is on its way before the first use
 #pragma unroll
-        for (int i = 0; i < kWidth; i += 2) {
-          const float2 x = __ldcg(reinterpret_cast<const float2*>(from + i));
-          part[j][i] = x.x;
-          part[j][i + 1] = x.y;
-        }
+      for (int j = 0; j < D::kPartsAhead; ++j) {
+        const i64 slot = split.slot(first + j);
+        const float2* from = reinterpret_cast<const float2*>(args.partials + (slot * D::kHeads + head) * kDim) +
+                             lane_id() * (kWidth / 2);
+#pragma unroll
+        for (int i = 0; i < kWidth / 2; ++i)
+          part[j][i] = j < n && first + j != own ? __ldcg(from + i) : own_values[i];
       }
-    };
-    for (int first = split.first; first <= split.last; first += kWarp) {
-      load(first);  // before its weights are known
-      const int n = min(kWarp, split.last + 1 - first);
-      const float2 none = make_float2(-1e30f, 0);
-      const float2 stat = lane_id() < n ? __ldcg(stats + split.slot(first + lane_id()) * D::kHeads + head) : none;
+      if (lane_id() >= n) stat = make_float2(-1e30f, 0);
       const float next = fmaxf(top, warp_reduce(stat.x, Max{}));
       const float decay = exp2_approx(top - next);
       const float weight = exp2_approx(stat.x - next);
@@ -114,13 +162,13 @@ TESSERA_DEVICE void combine(const DecodeArgs& args, const Split& split, typename
 #pragma unroll
       for (int i = 0; i < kWidth; ++i) acc[i] *= decay;
       top = next;
-      for (int done = 0; done < n; done += kAhead) {
-        if (done > 0) load(first + done);
 #pragma unroll
-        for (int j = 0; j < kAhead; ++j) {
-          const float w = __shfl_sync(0xffffffffu, weight, min(done + j, kWarp - 1));
+      for (int j = 0; j < D::kPartsAhead; ++j) {
+        const float w = __shfl_sync(0xffffffffu, weight, j);
 #pragma unroll
-          for (int i = 0; i < kWidth; ++i) acc[i] += done + j < n ? w * part[j][i] : 0;
+        for (int i = 0; i < kWidth / 2; ++i) {
+          acc[2 * i] += w * part[j][i].x;
+          acc[2 * i + 1] += w * part[j][i].y;
         }
       }
     }

@@ -20,7 +20,8 @@ struct Decode {
   static constexpr int kConsumers = kWarps * kWarp;
   static constexpr int kThreads = kConsumers + kWarp;
   static constexpr int kRow = P::kDim + 4;       // floats a head in the merge buffer; the 4 spread its banks
-  using KvRing = Ring<kStages, P::kPartBytes, P::kPanelBytes>;
+  static constexpr int kPartsAhead = kHeadTiles == 1 ? 20 : 12;  // of a split pair, on their way to a warp at once
+  using KvRing = Ring<kStages, P::kPartBytes, P::kPanelBytes, true>;
   static constexpr int kMergeFloats = kWarps * kHeads * (kRow + 2);
   static constexpr int kSmem = KvRing::kBytes + kMergeFloats * 4;
 };
@@ -44,7 +45,8 @@ struct WarpState {
   float maximum[D::kHeadTiles][2];
   float sum[D::kHeadTiles][2];
 
-  TESSERA_DEVICE void start(const typename D::T* query, int group) {
+  // Its loads may still be on their way when this returns.
+  TESSERA_DEVICE void load_query(const typename D::T* query, int group) {
     const int g = lane_id() / 4, t = lane_id() % 4;
 #pragma unroll
     for (int n = 0; n < D::kHeadTiles; ++n) {
@@ -55,6 +57,12 @@ struct WarpState {
         q[n][k][0] = real ? row[8 * k + t] : 0;
         q[n][k][1] = real ? row[8 * k + t + 4] : 0;
       }
+    }
+  }
+
+  TESSERA_DEVICE void clear() {
+#pragma unroll
+    for (int n = 0; n < D::kHeadTiles; ++n) {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         maximum[n][e] = -1e30f;  // finite, so that a warp without tokens has weight exp2(-1e30 - max) = 0

@@ -15,6 +15,7 @@ namespace tessera {
 template <class P>
 struct Segment {
   int seq, head, page, context;
+  int token;  // the sequence's row of queries
   TESSERA_DEVICE int pages() const { return div_up(context, P::kTokens); }
   TESSERA_DEVICE int count(int left) const { return min(left, pages() - page); }
   // To the start of the next pair.
@@ -23,7 +24,8 @@ struct Segment {
 
 // Tokens in the cache of a sequence that this kernel serves: one that brings a single query token.
 TESSERA_DEVICE int decode_context(const Batch& batch, int s) {
-  return batch.query_len(s) == 1 ? batch.context_lens[s] : 0;
+  const int tokens = batch.query_len(s), context = batch.context_lens[s];  // both at once
+  return tokens == 1 ? context : 0;
 }
 
 template <class P>
@@ -33,6 +35,15 @@ TESSERA_DEVICE void Segment<P>::next(const DecodeArgs& args) {
   head = 0;
   do ++seq;
   while (seq < args.batch.seqs && (context = decode_context(args.batch, seq)) == 0);
+  token = args.batch.cu_seqlens[seq];
+}
+
+// Asks for up to a line a thread of the grid in L2, so that what a page's address depends on is near. It reads
+// nothing: another grid's writes meet the line in L2, so this may come before the wait for that grid.
+TESSERA_DEVICE void prefetch(const i32* from, i64 count) {
+  constexpr int kLine = 128 / sizeof(i32);
+  const i64 at = kLine * (static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x);
+  if (at < count) prefetch_l2(from + at);
 }
 
 template <class D>
@@ -60,41 +71,51 @@ TESSERA_DEVICE void produce(const DecodeArgs& args, const char* cache, const typ
 
 template <class D>
 TESSERA_DEVICE void consume(const DecodeArgs& args, const typename D::T* q, typename D::T* out,
-                            const typename D::KvRing& ring, float* merge, Segment<typename D::Page> at, int unit,
-                            int left, int units, int pieces, int* last_arrived) {
+                            const typename D::KvRing& ring, float* merge, Segment<typename D::Page> at, const Cut& cut,
+                            int* last_arrived) {
   using P = typename D::Page;
-  const int warp = warp_id(), begin = unit;
+  const int begin = cut.start(blockIdx.x), end = cut.start(blockIdx.x + 1);
+  const auto row_of = [&](const Segment<P>& s) {
+    return (static_cast<i64>(s.token) * args.kv_heads + s.head) * args.group * P::kDim;
+  };
   RingPosition<D::kStages> position;
   WarpState<D> state;
-  while (left > 0) {
-    const int count = at.count(left);
-    const i64 row = (static_cast<i64>(args.batch.cu_seqlens[at.seq]) * args.kv_heads + at.head) * args.group * P::kDim;
-    state.start(q + row, args.group);
+  state.load_query(q + row_of(at), args.group);
+  for (int unit = begin; unit < end;) {
+    const int first = unit - at.page, pages = at.pages(), count = at.count(end - unit);
+    const i64 row = row_of(at);
+    state.clear();
     for (int page = at.page; page < at.page + count; ++page) {
-      const int tokens = at.context - page * P::kTokens - warp * 16;
-      attend_page<D>(state, ring, position, warp * 16, tokens, args.scale_log2);
+      const int tokens = at.context - page * P::kTokens - warp_id() * 16;
+      attend_page<D>(state, ring, position, warp_id() * 16, tokens, args.scale_log2);
     }
-    publish<D>(state, merge, warp);
-    const int first = unit - at.page;
-    const Split split = {piece_of(first, units, pieces), piece_of(first + at.pages() - 1, units, pieces),
-                         first == piece_start(piece_of(first, units, pieces), units, pieces)};
-    const bool whole = split.first == split.last;
-    write_merged<D>(args, merge, out + row, whole ? -1 : 2 * static_cast<int>(blockIdx.x) + (unit != begin));
-    if (!whole) {
+    at.next(args);
+    if (unit + count < end) state.load_query(q + row_of(at), args.group);  // comes while this pair is put together
+    const Split split = Split::of(cut, first, pages);
+    // A block that comes after all the others need not write its part for anyone, nor be counted.
+    const u32 others = split.last - split.first;
+    u32* arrived = args.arrived + split.first;
+    if (threadIdx.x == 0) *last_arrived = others > 0 && all_arrived(arrived, others);
+    publish<D>(state, merge, warp_id());
+    const bool here = *last_arrived;
+    if (others == 0) {
+      merge_warps<D>(merge, args.group, [&](int head, int d, float value, float, float sum) {
+        out[row + head * P::kDim + d] = from_float<typename D::T>(value / sum);
+      });
+    } else {
+      const int slot = 2 * static_cast<int>(blockIdx.x) + (unit != begin);
+      write_part<D>(merge, args.group, here ? part_here<D>(merge) : part_of<D>(args, slot));
       named_barrier_sync(1, D::kConsumers);
       if (threadIdx.x == 0) {
-        const u32 others = split.last - split.first;
-        const bool last = add_acquire_release(args.arrived + split.first) == others;
-        if (last) args.arrived[split.first] = 0;
+        const bool last = here || add_acquire_release(arrived) == others;
+        if (last) *arrived = 0;
         *last_arrived = last;
       }
       named_barrier_sync(1, D::kConsumers);
-      if (*last_arrived) combine<D>(args, split, out + row);
+      if (*last_arrived) combine<D>(args, split, merge, here, out + row);
     }
     named_barrier_sync(1, D::kConsumers);  // the merge buffer is free again
     unit += count;
-    left -= count;
-    at.next(args);
   }
 }
 
@@ -113,30 +134,34 @@ __global__ void __launch_bounds__(D::kThreads, 2)
   const typename D::KvRing ring{smem_address(smem)};
   float* merge = reinterpret_cast<float*>(smem + D::KvRing::kBytes);
   if (threadIdx.x == 0) ring.init(D::kWarps);
+  prefetch(cu_seqlens, seqs + 1);
+  prefetch(context_lens, seqs);
+  prefetch(block_tables, static_cast<i64>(seqs) * table_stride);
   await_predecessor();
 
   const DecodeArgs args = {{cu_seqlens, context_lens, seqs}, block_tables, table_stride, kv_heads, group,
                            scale_log2, partials, arrived};
   const auto weight = [&](int s) { return div_up(decode_context(args.batch, s), P::kTokens) * kv_heads; };
-  const auto pieces_of = [&](int units) { return min(static_cast<int>(gridDim.x), units); };
-  const int units = line_of<D::kThreads>(weight, seqs, scratch).locate(
-      [&](int all) { return piece_start(blockIdx.x, max(all, 1), max(pieces_of(all), 1)); }, &share);
+  Cut cut;
+  const auto first_unit = [&](int all) {
+    cut = Cut::of(all, gridDim.x);
+    return cut.start(blockIdx.x);
+  };
+  const int units = line_of<D::kThreads>(weight, seqs, scratch).locate(first_unit, &share);
   for (int s = blockIdx.x; s < seqs; s += gridDim.x) {
     if (args.batch.query_len(s) != 1 || context_lens[s] > 0) continue;
     const int width = kv_heads * group * P::kDim;
     u32* to = reinterpret_cast<u32*>(out + static_cast<i64>(cu_seqlens[s]) * width);
     for (int i = threadIdx.x; i < width / 2; i += D::kThreads) to[i] = 0;
   }
-  const int pieces = pieces_of(units);
-  if (blockIdx.x >= pieces) return;
-  const int begin = piece_start(blockIdx.x, units, pieces), end = piece_start(blockIdx.x + 1, units, pieces);
+  if (blockIdx.x >= min(cut.pieces, units)) return;
   const Share start = share;
   const int context = context_lens[start.seq], pages = div_up(context, P::kTokens);
-  const Segment<P> at = {start.seq, start.offset / pages, start.offset % pages, context};
+  const Segment<P> at = {start.seq, start.offset / pages, start.offset % pages, context, cu_seqlens[start.seq]};
   if (warp_id() == D::kWarps) {
-    produce<D>(args, cache, ring, at, end - begin);
+    produce<D>(args, cache, ring, at, cut.start(blockIdx.x + 1) - cut.start(blockIdx.x));
   } else {
-    consume<D>(args, q, out, ring, merge, at, begin, end - begin, units, pieces, &last_arrived);
+    consume<D>(args, q, out, ring, merge, at, cut, &last_arrived);
   }
 }
 

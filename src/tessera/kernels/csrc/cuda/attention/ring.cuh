@@ -52,8 +52,8 @@ struct RingPosition {
 };
 
 // Shared memory of a ring: kStages stages of kStageBytes (panels of kPanelBytes), then a full and an empty barrier for
-// each.
-template <int kStages, int kStageBytes, int kPanelBytes>
+// each. With kOnce nobody reads the bytes again, and L2 gives them up first.
+template <int kStages, int kStageBytes, int kPanelBytes, bool kOnce = false>
 struct Ring {
   static constexpr int kBytes = kStages * (kStageBytes + 16);
   u32 base;
@@ -88,10 +88,10 @@ struct Ring {
       if (lane_id() == 0) {
         mbarrier_arrive_expect(barrier, bytes * (kStageBytes / kPanelBytes));
         if (bytes == kPanelBytes) {
-          bulk_load(to, from, kStageBytes, barrier);
+          copy(to, from, kStageBytes, barrier);
         } else {
           for (int panel = 0; panel < kStageBytes; panel += kPanelBytes)
-            bulk_load(to + panel, from + panel, bytes, barrier);
+            copy(to + panel, from + panel, bytes, barrier);
         }
       } else if (kArrivals > 1) {
         mbarrier_arrive(barrier);
@@ -103,6 +103,14 @@ struct Ring {
       cp_async_arrive(barrier);
     }
     at.step();
+  }
+
+  TESSERA_DEVICE static void copy(u32 to, const char* from, u32 bytes, u32 barrier) {
+    if constexpr (kOnce) {
+      bulk_load(to, from, bytes, barrier, policy_evict_first());
+    } else {
+      bulk_load(to, from, bytes, barrier);
+    }
   }
 
   // A whole consumer warp.
