@@ -15,7 +15,6 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -41,6 +40,8 @@ LLAMA_3_8B = {
 }  # fmt: skip
 VLLM_BF16 = {(256, 1024, 512): {"tok_s": 8019, "tpot_ms": 19.98, "prefill_tok_s": 42730}}
 """vLLM 0.23.0, bf16 weights and KV, the same shape and kind of card, CUDA graphs and torch.compile on."""
+Span = tuple[float, float, str]
+"""Start and end of what the device did, in microseconds, and its name."""
 GEMM_MARKS = ("gemm", "nvjet", "cutlass", "gemv", "splitK", "cublas")
 OURS = {
     "paged_": "attention", "rope_append": "rope", "rms_norm": "norm", "silu_mul": "activation",
@@ -81,8 +82,10 @@ def measure(core: OverlappedCore, batch: int, prompt: int, output: int) -> Row:
     return row
 
 
-def breakdown(core: OverlappedCore, batch: int, prompt: int, steps: int = 8) -> Row:
-    """Microseconds a decode step by kind of kernel, and gaps, over `steps` steps in the middle of a run."""
+def breakdown(core: OverlappedCore, batch: int, prompt: int, steps: int = 8) -> list[Row]:
+    """Microseconds a decode step by kind of kernel, over `steps` steps in the middle of a run, then a row for
+    each of the pairs of kernels that lose most time between them.
+    """
     generator = random.Random(1)
     sampling = SamplingParams(temperature=0, max_tokens=64 + steps, ignore_eos=True)
     for index in range(batch):
@@ -96,13 +99,14 @@ def breakdown(core: OverlappedCore, batch: int, prompt: int, steps: int = 8) -> 
         torch.cuda.synchronize()
     while core.has_unfinished:
         core.step()
-    return {"system": "tessera", "model": MODEL, "op": "decode_step", "batch": batch, "context": prompt + 32,
-            **_by_kind(trace)}  # fmt: skip
-
-
-def _by_kind(trace: Any) -> dict[str, object]:
+    case = {"system": "tessera", "model": MODEL, "batch": batch, "context": prompt + 32}
     events = [e for e in trace.events() if e.device_type == torch.autograd.DeviceType.CUDA]
     spans = sorted((e.time_range.start, e.time_range.end, e.name) for e in events)
+    step = {**case, "op": "decode_step", **_by_kind(spans)}
+    return [step, *({**case, "op": "decode_gap", **gap} for gap in _largest_gaps(spans))]
+
+
+def _by_kind(spans: list[Span]) -> dict[str, object]:
     starts = [start for start, _, name in spans if "resolve_tokens" in name]
     first, last = starts[1], starts[-1]  # whole steps, each from the resolution of its tokens
     spans = [span for span in spans if first <= span[0] < last]
@@ -121,6 +125,26 @@ def _by_kind(trace: Any) -> dict[str, object]:
         "step_us": round((last - first) / steps, 1), **parts, "gaps_us": round(sum(gaps) / steps, 1),
         "largest_gap_us": round(max(gaps, default=0), 1), "kernels": round(len(spans) / steps),
     }  # fmt: skip
+
+
+def _largest_gaps(spans: list[Span], count: int = 6) -> list[dict[str, object]]:
+    """Gaps between kernels, summed by the names on both sides; `us_step` and `times_step` are a step's."""
+    starts = [start for start, _, name in spans if "resolve_tokens" in name]
+    gaps: dict[tuple[str, str], list[float]] = {}
+    end, last = starts[1], ""
+    for start, stop, name in spans:
+        name = name.removeprefix("void ").removeprefix("tessera::").split("<")[0].split("(")[0].strip()
+        if starts[1] < start <= starts[-1] and start > end:
+            gaps.setdefault((last, name), []).append(start - end)
+        if stop > end:
+            end, last = stop, name
+    steps = len(starts) - 2
+    rows = [
+        {"after": a, "before": b, "times_step": round(len(us) / steps, 1),
+         "us_step": round(sum(us) / steps, 2), "largest_us": round(max(us), 2)}
+        for (a, b), us in gaps.items()
+    ]  # fmt: skip
+    return sorted(rows, key=lambda row: -row["us_step"])[:count]
 
 
 def build(directory: Path, seqs: int, length: int) -> tuple[OverlappedCore, Row]:
@@ -171,7 +195,7 @@ def main() -> None:
         rows.append(start)
         print(start, flush=True)
         for batch, prompt, output in cases:
-            for row in (measure(core, batch, prompt, output), breakdown(core, batch, prompt)):
+            for row in (measure(core, batch, prompt, output), *breakdown(core, batch, prompt)):
                 rows.append(row)
                 print(row, flush=True)
     write_results(args.out, rows)
