@@ -197,7 +197,7 @@ def test_contradictions_are_refused():
 
 
 def test_reasons_of_refusal():
-    kernel = next(k for k in ATTENTION.kernels if k.id.startswith(f"cpu_{ARCHITECTURES[0]}_"))
+    kernel = next(k for k in ATTENTION.kernels if k.id.startswith(f"cpu_{ARCHITECTURES[0]}_kv4_"))
     device = Device("cpu", ARCHITECTURES[0])
 
     def reason(head_dim=64, kv=KV4, page=64):

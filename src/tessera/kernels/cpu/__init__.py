@@ -6,7 +6,7 @@ there is no compiler.
 """
 
 from tessera.kernels import torch_ref
-from tessera.kernels.cpu.attention import AttentionKernel
+from tessera.kernels.cpu.attention import CACHES, AttentionKernel
 from tessera.kernels.cpu.embedding import EmbeddingKernel
 from tessera.kernels.cpu.features import available, device
 from tessera.kernels.cpu.library import default_threads
@@ -25,7 +25,8 @@ def _register(arch: str) -> None:
     SILU_MUL.register(SiluMulKernel(arch, "silu_mul"))
     QUANTIZE_ROWS.register(QuantizeRowsKernel(arch, "quantize_rows"))
     EMBEDDING.register(EmbeddingKernel(arch, "embedding"))
-    ATTENTION.register(AttentionKernel(arch, "attention", "page64-v1"))
+    for cache in CACHES:
+        ATTENTION.register(AttentionKernel(arch, cache))
 
 
 for _arch in available():

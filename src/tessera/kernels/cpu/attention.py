@@ -21,7 +21,8 @@ from tessera.spec import F16, F32, Chain
 
 PAGE: Final = 64
 MAX_HEAD_DIM: Final = 256
-_KINDS: Final = {Chain(F32): 0, Chain(F16): 1, KV4: 2}
+CACHES: Final = {"kv32": Chain(F32), "kv16": Chain(F16), "kv4": KV4}
+"""Formats of K and V, by the name they have in kernel ids; csrc/cpu/attention.h counts them in this order."""
 _ERRORS: Final = {
     1: "positions are outside the rotary tables",
     2: "slot_mapping points outside the cache",
@@ -86,9 +87,13 @@ def _checked_step(kernel: str, meta: AttentionMetadata, tokens: int) -> _Checked
 class AttentionKernel(CpuKernel):
     """A row's output does not depend on the rows, sequences and chunks computed beside it."""
 
+    def __init__(self, arch: str, cache: str) -> None:
+        super().__init__(arch, f"{cache}_attention", "page64-v1")
+        self.cache = cache
+
     def can_implement(self, problem: AttentionProblem) -> Verdict:
-        if problem.kv not in _KINDS:
-            return no(f"the cache is {problem.kv}: {', '.join(map(str, _KINDS))} are implemented")
+        if problem.kv != CACHES[self.cache]:
+            return no(f"reads K and V stored as {CACHES[self.cache]}, the cache is {problem.kv}")
         if problem.head_dim % 16 or problem.head_dim > MAX_HEAD_DIM:
             return no(f"head_dim {problem.head_dim} is not a multiple of 16 up to {MAX_HEAD_DIM}")
         if problem.page_size != PAGE or problem.dtype != torch.float32:
@@ -112,7 +117,7 @@ class BoundAttention:
         self._out_width = p.num_heads * p.head_dim
         self._library = require(kernel.arch)
         self._descriptor = AttentionDescriptor(
-            _KINDS[p.kv], p.num_heads, p.num_kv_heads, p.head_dim, self._cos.shape[0],
+            list(CACHES).index(kernel.cache), p.num_heads, p.num_kv_heads, p.head_dim, self._cos.shape[0],
             self._cos.data_ptr(), self._sin.data_ptr(),
         )  # fmt: skip
         self._address = ctypes.addressof(self._descriptor)
