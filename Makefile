@@ -15,7 +15,7 @@ demo: $(VENV)/.serve $(MODEL)
 
 test: $(VENV)/.dev $(MODEL)
 	TESSERA_TEST_MODEL=$(abspath $(MODEL)) $(BIN)/python -m pytest
-	TESSERA_NO_COMPILER=1 $(BIN)/python -m pytest -m "not model" tests/kernels/cpu/test_torch_ref.py tests/layers tests/models tests/engine
+	TESSERA_NO_COMPILER=1 $(BIN)/python -m pytest -m "not model" tests/kernels/cpu tests/layers tests/models tests/engine
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .

@@ -74,8 +74,8 @@ def why_none() -> CudaUnavailableError | DriverTooOldError:
     built_for = torch.version.cuda
     if built_for is None:
         return CudaUnavailableError(
-            f"torch {torch.__version__} was built without CUDA: pip install --force-reinstall torch "
-            "--index-url https://download.pytorch.org/whl/cu130, or run on the CPU"
+            f"torch {torch.__version__} was built without CUDA: reinstall it from the CUDA wheels that "
+            "pytorch.org names for your driver, or run on the CPU"
         )
     try:
         found = driver.driver_version()
