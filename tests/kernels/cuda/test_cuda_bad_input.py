@@ -118,7 +118,7 @@ def test_a_machine_on_which_all_is_right(machine: Machine) -> None:
 
 def test_torch_without_cuda(machine: Machine) -> None:
     machine.torch_cuda(None, sees_device=False)
-    with pytest.raises(CudaUnavailableError, match="built without CUDA: reinstall it .*or run on the CPU"):
+    with pytest.raises(CudaUnavailableError, match=r"built without CUDA: reinstall it .*or run on the CPU"):
         device.require()
 
 
