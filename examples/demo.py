@@ -120,6 +120,8 @@ def report(url: str, process: psutil.Process, first_s: float, rate: float) -> No
     print(f"\nfirst token after {1000 * first_s:.0f} ms, then {rate:.1f} tok/s")
     print(f"memory: weights {weights:.1f} MiB + KV cache {cache:.1f} MiB; {resident:.0f} MiB resident in all")
     print("kernels: " + ", ".join(running["kernels"]))
+    if any(kernel.startswith("torch_") for kernel in running["kernels"]):
+        print("no C++ compiler was found: these kernels run in torch, 5 to 20 times slower; install g++")
 
 
 if __name__ == "__main__":

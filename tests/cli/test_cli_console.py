@@ -3,6 +3,7 @@
 import pytest
 
 from tessera.cli import console
+from tessera.errors import InvalidRequestError
 
 
 def test_table_is_aligned_plain_text(capsys):
@@ -41,3 +42,12 @@ def test_failure_text_is_not_markup(capsys):
 )
 def test_format_bytes(count, text):
     assert console.format_bytes(count) == text
+
+
+def test_text_is_read_as_it_is_or_refused(tmp_path):
+    path = tmp_path / "text"
+    path.write_bytes("a\r\nü".encode())
+    assert console.read_text(path) == "a\r\nü"
+    path.write_bytes(b"\xcd\xff")
+    with pytest.raises(InvalidRequestError, match="not UTF-8"):
+        console.read_text(path)

@@ -208,3 +208,10 @@ def test_side_files_are_copied_byte_for_byte(tmp_path: Path) -> None:
     files = HFCheckpoint(write_hf_model(tmp_path)).files()
     assert files.keys() == {"tokenizer.json", "tokenizer_config.json", "generation_config.json"}
     assert all((tmp_path / name).read_bytes() == content for name, content in files.items())
+
+
+def test_absurd_layer_count_is_refused_at_once(tmp_path: Path) -> None:
+    write_hf_model(tmp_path)
+    edit_config(tmp_path, num_hidden_layers=10**9)
+    with pytest.raises(MissingTensorError, match="1000000000 layers"):
+        HFCheckpoint(tmp_path)

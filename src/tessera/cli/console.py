@@ -7,6 +7,7 @@ output can be piped.
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from time import monotonic
 from typing import Final
 
@@ -20,6 +21,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.table import Table
+
+from tessera.errors import InvalidRequestError
 
 PLAIN_INTERVAL_S: Final = 5.0
 Cell = str | int | float | bool | None
@@ -146,6 +149,14 @@ def _lines(what: str, total: int) -> Advance:
         print(line, file=sys.stderr, flush=True)
 
     return advance
+
+
+def read_text(path: Path) -> str:
+    """The file as it is: line ends too. Raises InvalidRequestError where it is not UTF-8."""
+    try:
+        return path.read_bytes().decode()
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError(f"{path} is not UTF-8 text: {error}; convert it first") from error
 
 
 def format_bytes(count: int | float) -> str:

@@ -34,10 +34,14 @@ def evaluate(
     """
     from tessera.evaluation.run import evaluate as run
 
-    # newline="" keeps the text as it is: "\r\n" must not turn into "\n" before it is tokenized.
-    with text.open(encoding="utf-8", newline="") as file:
-        content = file.read()
-    result = run(model, content, reference=reference, window=window, limit=limit, progress=console.progress)
+    result = run(
+        model,
+        console.read_text(text),
+        reference=reference,
+        window=window,
+        limit=limit,
+        progress=console.progress,
+    )
     _print(result, json)
 
 

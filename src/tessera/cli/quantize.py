@@ -1,6 +1,8 @@
 """`tessera quantize`: a quantized checkpoint from an unquantized model."""
 
 import os
+import signal
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -41,6 +43,7 @@ def quantize(
     # Read when torch is first imported. Rounding is many small operations, and threads that wait for one
     # another by spinning take the processor from whatever else runs, their own side's work included.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # unwinds: no half output
     from tessera.quantization import QuantizeOptions
     from tessera.quantization import quantize as run
 

@@ -100,7 +100,7 @@ def serve(
         seed=seed,
         threads=threads,
     )
-    _serve(model, device, engine, server, None if chat_template is None else chat_template.read_text())
+    _serve(model, device, engine, server, None if chat_template is None else console.read_text(chat_template))
 
 
 def _keys(given: list[str] | None) -> frozenset[str]:

@@ -11,10 +11,10 @@ from tessera.engine.core import EngineCore
 from tessera.engine.errors import EngineConfigError
 from tessera.engine.info import EngineInfo, float32_sizes
 from tessera.engine.memory import available_memory
+from tessera.engine.opening import open_verified
 from tessera.engine.runner import ModelRunner
 from tessera.engine.scheduler import Scheduler
 from tessera.engine.timing import timed
-from tessera.formats import open_checkpoint
 from tessera.kernels import cpu
 from tessera.kernels.cpu.library import Library, load
 from tessera.models.loader import build_model
@@ -41,7 +41,7 @@ def build_core(model: str | Path, config: EngineConfig | None = None, device: st
         _use_threads(config.threads)
     seconds: dict[str, float] = {}
     with timed("open checkpoint", seconds):
-        checkpoint = open_checkpoint(str(model))
+        checkpoint = open_verified(model)
         tokenizer = checkpoint.tokenizer()
     largest = max(rows * columns for rows, columns in checkpoint.config.block_linears().values())
     with timed("build model", seconds), serial(largest):

@@ -14,10 +14,10 @@ from tessera.engine.cuda_memory import MemoryPlan, held_bytes, page_bytes, plan_
 from tessera.engine.cuda_runner import CudaRunner, graph_sizes
 from tessera.engine.dummy import DummyCheckpoint, DummyTokenizer, open_dummy
 from tessera.engine.info import EngineInfo, float32_sizes
+from tessera.engine.opening import open_verified
 from tessera.engine.overlap import OverlappedCore
 from tessera.engine.scheduler import Scheduler
 from tessera.engine.timing import timed
-from tessera.formats import open_checkpoint
 from tessera.formats.base import Checkpoint
 from tessera.formats.tokenizer import Tokenizer
 from tessera.kernels.cuda import device
@@ -87,7 +87,7 @@ def _open(model: str | Path, load_format: str, dtype: torch.dtype) -> _Source:
         dummy = open_dummy(model, "cuda", dtype)
         nbytes = sum(2 * shape.numel() for shape in map(torch.Size, dummy.config.tensor_shapes().values()))
         return _Source(dummy, DummyTokenizer(), nbytes)
-    checkpoint = open_checkpoint(str(model))
+    checkpoint = open_verified(model)
     nbytes = sum(held_bytes(checkpoint.tile(name)) for name in checkpoint.names())
     return _Source(checkpoint, checkpoint.tokenizer(), nbytes)
 

@@ -107,6 +107,10 @@ def check_tensors(source: str, found: Mapping[str, tuple[int, ...]], config: Mod
 
     Raises MissingTensorError, UnexpectedTensorError or ShapeMismatchError.
     """
+    if config.num_layers > len(found):  # or the names alone of a damaged count would fill the memory
+        raise MissingTensorError(
+            f"{source} has {len(found)} tensors, too few for {config.num_layers} layers as configured"
+        )
     wanted = config.tensor_shapes()
     if missing := wanted.keys() - found.keys():
         hint = ""

@@ -14,7 +14,7 @@ class ServerConfig:
     keep_alive_s       silence on a stream after which an SSE comment is sent
     watchdog_s         a step that takes longer makes /health fail
     shutdown_timeout_s on SIGTERM, how long running requests may finish before they are aborted
-    max_body_bytes     larger request bodies get 413
+    max_body_bytes     larger request bodies get 413; tokenizing holds up all other requests meanwhile
     """
 
     model_name: str
@@ -26,4 +26,4 @@ class ServerConfig:
     keep_alive_s: float = 15.0
     watchdog_s: float = 60.0
     shutdown_timeout_s: float = 30.0
-    max_body_bytes: int = 8 << 20
+    max_body_bytes: int = 1 << 20

@@ -9,7 +9,15 @@ import time
 import uuid
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_serializer, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    model_serializer,
+    model_validator,
+)
 
 from tessera.errors import InvalidRequestError
 
@@ -55,7 +63,17 @@ def _whole_characters(text: str) -> str:
     return text
 
 
+def _whole_numbers(ids: Any) -> Any:
+    """Refuses a list at its first element that is no id: pydantic would report each of them."""
+    if isinstance(ids, list):
+        for index, token in enumerate(ids):
+            if type(token) is not int:
+                raise ValueError(f"element {index} is no token id, a whole number")
+    return ids
+
+
 Unicode = Annotated[str, AfterValidator(_whole_characters)]
+TokenIds = Annotated[list[int], BeforeValidator(_whole_numbers)]
 
 
 def _asks_nothing(value: Any, neutral: tuple[Any, ...]) -> bool:
@@ -76,6 +94,9 @@ class _Request(BaseModel):
         """Drops unsupported parameters that ask for nothing; raises for those that ask for something."""
         if not isinstance(raw, dict):
             return raw
+        if unknown := raw.keys() - cls.model_fields.keys() - _REFUSED.keys():
+            name = min(unknown, key=str)
+            raise InvalidRequestError(f"{name[:80]!r} is not a parameter of this endpoint", param=name[:80])
         for name in raw.keys() & _REFUSED.keys():
             if not _asks_nothing(raw[name], _REFUSED[name]):
                 raise InvalidRequestError(f"{name} is not supported: leave it out", param=name)
@@ -98,7 +119,7 @@ class _Generation(_Request):
     seed: int | None = None
     n: int | None = None
     stop: Unicode | list[Unicode] | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: TokenIds | None = None
     ignore_eos: bool = False
     stream: bool | None = False
     stream_options: StreamOptions | None = None
@@ -156,7 +177,18 @@ class ChatRequest(_Generation):
         return self
 
 
-Prompt = Unicode | list[Unicode] | list[int] | list[list[int]]
+def _of_one_kind(prompt: Any) -> Any:
+    """Refuses a long mixed list at once: pydantic would report every element against every form."""
+    if isinstance(prompt, list) and len(kinds := set(map(type, prompt))) > 1:
+        names = ", ".join(sorted(kind.__name__ for kind in kinds))
+        raise ValueError(f"a list of {names} mixes kinds: give texts, token ids, or lists of token ids")
+    return prompt
+
+
+Prompt = Annotated[
+    Unicode | list[Unicode] | TokenIds | list[TokenIds],
+    BeforeValidator(_of_one_kind),
+]
 
 
 class CompletionRequest(_Generation):
@@ -174,7 +206,7 @@ class TokenizeRequest(_Request):
 
 
 class DetokenizeRequest(_Request):
-    tokens: list[int]
+    tokens: TokenIds
 
 
 class Usage(BaseModel):

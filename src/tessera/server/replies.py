@@ -83,7 +83,9 @@ def invalid_body(errors: Sequence[Any]) -> InvalidRequestError:
     if first["type"] == "json_invalid":
         return InvalidRequestError(f"the body is not valid JSON: {first['ctx']['error']}")
     if not path:
-        return InvalidRequestError(f"the body must be a JSON object: {first['msg']}")
+        return InvalidRequestError(
+            f"the body must be a JSON object, sent with Content-Type: application/json: {first['msg']}"
+        )
     for depth, part in enumerate(path):
         if part in _UNIONS:
             path = path[: depth + 1]
