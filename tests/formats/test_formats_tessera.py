@@ -403,3 +403,11 @@ def test_an_unquantized_model_can_be_written(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(tmp_path / "out")
     assert (checkpoint.recipe, checkpoint.kv_chain, checkpoint.config.eos_ids) == (None, A16, (2, 5))
     assert all(torch.equal(checkpoint.tensor(name), t) for name, t in tensors.items())
+
+
+def test_absurd_layer_count_is_refused_at_once(written: Path, tmp_path: Path) -> None:
+    shutil.copytree(written, tmp_path / "out")
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    (tmp_path / "out" / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 10**9}))
+    with pytest.raises(MissingTensorError, match="1000000000 layers"):
+        open_checkpoint(tmp_path / "out")

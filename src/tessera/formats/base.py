@@ -102,15 +102,23 @@ def weight_of(name: str, config: ModelConfig) -> str:
     return f"{'model.embed_tokens' if tied else name}.weight"
 
 
+def check_layer_count(source: str, tensors: int, config: ModelConfig) -> None:
+    """Before anything is listed by layer: the names alone of a damaged count would fill the memory.
+
+    Raises MissingTensorError where there are fewer tensors than layers.
+    """
+    if config.num_layers > tensors:
+        raise MissingTensorError(
+            f"{source} has {tensors} tensors, too few for {config.num_layers} layers as configured"
+        )
+
+
 def check_tensors(source: str, found: Mapping[str, tuple[int, ...]], config: ModelConfig) -> None:
     """Names and shapes against the architecture's, before any data is read.
 
     Raises MissingTensorError, UnexpectedTensorError or ShapeMismatchError.
     """
-    if config.num_layers > len(found):  # or the names alone of a damaged count would fill the memory
-        raise MissingTensorError(
-            f"{source} has {len(found)} tensors, too few for {config.num_layers} layers as configured"
-        )
+    check_layer_count(source, len(found), config)
     wanted = config.tensor_shapes()
     if missing := wanted.keys() - found.keys():
         hint = ""

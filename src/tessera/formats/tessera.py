@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from tessera.formats.base import check_tensors, float_activation, weight_of
+from tessera.formats.base import check_layer_count, check_tensors, float_activation, weight_of
 from tessera.formats.errors import CorruptError, MissingTensorError, ShapeMismatchError, UnexpectedTensorError
 from tessera.formats.hf import side_files
 from tessera.formats.hf_config import parse_config, read_json
@@ -43,6 +43,7 @@ class TesseraCheckpoint:
 
     def _read_tiles(self) -> dict[str, Qtile]:
         """Quantized tensors as the manifest says, with the configuration's shapes; the others as stored."""
+        check_layer_count(str(self.path), len(self._shards.entries), self.config)
         tiles: dict[str, Qtile] = {}
         quantized = self.manifest.formats
         for name, shape in self.config.tensor_shapes().items():
