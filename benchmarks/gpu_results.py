@@ -15,7 +15,7 @@ QUERY = "name,driver_version,clocks.sm,clocks.max.sm,power.draw,power.limit,temp
 
 def replay_us(launches: Sequence[Callable[[], object]], replays: int = 7) -> float:
     """Microseconds a launch: median over replays of one graph that holds all of `launches`."""
-    for launch in launches[:2]:
+    for launch in launches:
         launch()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

@@ -13,20 +13,20 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
 import torch
 
+from gpu_results import Row, replay_us
 from probe_stream_gemm import TILE_BYTES, StreamCase
 from tessera.kernels.cuda import device, driver, sass
 from tessera.kernels.cuda.launch import Kernel, kernel, prepare
 from tessera.kernels.jit.cache import ArtifactCache
 from tessera.kernels.jit.nvrtc import Instantiation, compile_many, nvrtc_version
 
-Row = dict[str, object]
 MB = 1_000_000
 SMS = 132
 
@@ -35,26 +35,6 @@ def probe(part: str, expression: str, signature: str, max_smem: int = 0) -> Kern
     return kernel(
         f"probe/{part}.cuh", f"tessera::probe::{expression}", signature=signature, max_smem=max_smem
     )
-
-
-def replay_us(launches: Sequence[Callable[[], None]], replays: int = 7) -> float:
-    """Microseconds a launch: median over replays of one graph that holds all of `launches`."""
-    for launch in launches:
-        launch()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for launch in launches:
-            launch()
-    graph.replay()
-    times = []
-    for _ in range(replays):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1000)
-    return statistics.median(times) / len(launches)
 
 
 # ----------------------------------------------------------------------------------- instruction rates

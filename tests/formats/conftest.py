@@ -1,19 +1,13 @@
 """The real model, where it has been fetched."""
 
-import os
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from smollm2 import smollm2_path
 
 
 @pytest.fixture(scope="session")
 def smollm2_gguf() -> Path:
-    """SmolLM2-135M-Instruct (see the Makefile). Skips only where the file is absent."""
-    if named := os.environ.get("TESSERA_TEST_MODEL"):
-        return Path(named)
-    found = sorted((ROOT / "build" / "model").glob("*.gguf"))
-    if not found:
-        pytest.skip("no SmolLM2 GGUF in build/model and TESSERA_TEST_MODEL is not set")
-    return found[0]
+    """SmolLM2-135M-Instruct. Skips only where the file is absent."""
+    return smollm2_path()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tessera.formats import CheckpointWriter, open_checkpoint, safetensors_file
@@ -380,6 +380,7 @@ JSON = st.recursive(
 
 
 @settings(max_examples=60)
+@example(key="sha256", value=[[None, None]])
 @given(
     key=st.sampled_from(["recipe", "chains", "kv_chain", "tensors", "sha256", "format_version"]), value=JSON
 )
@@ -411,3 +412,16 @@ def test_absurd_layer_count_is_refused_at_once(written: Path, tmp_path: Path) ->
     (tmp_path / "out" / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 10**9}))
     with pytest.raises(MissingTensorError, match="1000000000 layers"):
         open_checkpoint(tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"sha256": {"model.safetensors": 5}}, {"sha256": [["model.safetensors", "0"]]}, {"recipe": []}],
+)
+def test_manifest_of_the_wrong_kind_is_corrupt(
+    written: Path, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    path = Path(shutil.copytree(written, tmp_path / "out"))
+    edit_manifest(path, **changes)
+    with pytest.raises(CorruptError):
+        open_checkpoint(path)

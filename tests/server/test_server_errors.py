@@ -89,7 +89,7 @@ def test_what_asks_for_nothing_is_let_through(live, fields):
         ({"stop": [""]}, "stop"),
         ({"stop": 7}, "stop"),
         ({"stop": [7]}, "stop"),
-        ({"stop_token_ids": ["a"]}, "stop_token_ids"),
+        ({"stop_token_ids": ["a"]}, "stop_token_ids.0"),
         ({"stream": "yes"}, "stream"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"stream": True, "stream_options": {"include_usge": True}}, "stream_options.include_usge"),

@@ -71,7 +71,10 @@ class Manifest:
                 name: Format(chains[item["chain"]], chains[item["activation"]])
                 for name, item in raw["tensors"].items()
             }
-            recipe = raw["recipe"] and Recipe.parse(raw["recipe"]["name"], raw["recipe"]["ragged_tail"])
+            named = raw["recipe"]
+            recipe = None if named is None else Recipe.parse(named["name"], named["ragged_tail"])
+            if not all(isinstance(checksum, str) for checksum in raw["sha256"].values()):
+                raise ValueError("a checksum is not text")
             return cls(recipe, chains[raw["kv_chain"]], formats, dict(raw["sha256"]))
         except (TesseraError, KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
             raise CorruptError(f"{source}: quantization_config does not fit together: {error!r}") from error

@@ -119,7 +119,7 @@ class _Generation(_Request):
     seed: int | None = None
     n: int | None = None
     stop: Unicode | list[Unicode] | None = None
-    stop_token_ids: TokenIds | None = None
+    stop_token_ids: list[int] | None = None
     ignore_eos: bool = False
     stream: bool | None = False
     stream_options: StreamOptions | None = None
