@@ -27,8 +27,28 @@ class QuantizedRows:
         return rows, columns
 
 
-Activation = Tensor | QuantizedRows
-"""What a norm or an activation function hands to a linear layer: floats [T, K], or int8 rows."""
+@dataclass(frozen=True, slots=True)
+class TiledRows:
+    """int8 activations [T, K] as tensor-core kernels read them; what QuantizedRows says holds otherwise.
+
+    codes int8 [ceil(K / 128), ceil(T / 8), 8, 128]: 8 tokens by 128 columns are 1024 bytes in which 16-byte
+    chunk c of token r lies at chunk c ^ r (the 128-byte swizzle). The columns of a step for any multiple of 8
+    tokens are contiguous: one bulk copy. Columns from K on are 0; tokens from T on are undefined.
+    """
+
+    codes: Tensor
+    scale: Tensor
+    row_sum: Tensor
+    columns: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.scale.shape[0], self.columns
+
+
+Activation = Tensor | QuantizedRows | TiledRows
+"""What a norm or an activation function hands to a linear layer: floats [T, K], or int8 rows (in tiles on
+CUDA)."""
 
 
 @dataclass(frozen=True, slots=True)
