@@ -80,7 +80,7 @@ def _attempt(case: Case, kernel: Any) -> Tensor | Result:
 
 
 def _floats(y: Activation) -> Tensor:
-    return y.codes.float() * y.scale[:, None] if isinstance(y, QuantizedRows) else y.float()
+    return y.codes.float() * y.scale[:, None] if not isinstance(y, Tensor) else y.float()
 
 
 def _linears(here: Device, generator: torch.Generator) -> Iterator[Case]:

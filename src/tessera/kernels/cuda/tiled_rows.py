@@ -30,7 +30,7 @@ def tile_rows(rows: QuantizedRows) -> TiledRows:
     """The same rows in tiles, missing tokens and columns zero."""
     tokens, columns = rows.shape
     padded = F.pad(rows.codes, (0, -columns % STEP, 0, -tokens % ATOM))
-    tiles = padded.unflatten(0, (-1, ATOM)).unflatten(2, (-1, STEP)).permute(2, 0, 1, 3)
+    tiles = padded.view(-1, ATOM, padded.shape[1] // STEP, STEP).permute(2, 0, 1, 3)
     return TiledRows(swizzle(tiles), rows.scale, rows.row_sum, columns)
 
 
@@ -45,4 +45,5 @@ def swizzle(tiles: Tensor) -> Tensor:
     """8-bit [..., R, 128]: chunk c of row r to chunk c ^ (r mod 8). Its own inverse."""
     rows = torch.arange(tiles.shape[-2], device=tiles.device)[:, None]
     chunks = torch.arange(STEP // _CHUNK, device=tiles.device)[None] ^ (rows % ATOM)
-    return tiles.unflatten(-1, (-1, _CHUNK))[..., rows, chunks, :].flatten(-2).contiguous()
+    split = tiles.reshape(*tiles.shape[:-1], STEP // _CHUNK, _CHUNK)
+    return split[..., rows, chunks, :].flatten(-2).contiguous()

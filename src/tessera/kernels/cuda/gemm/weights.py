@@ -90,7 +90,8 @@ def unpack_groups(packed: PackedWeights) -> QTensor:
     n, k = packed.tile.shape
     group, tiles = packed.group, packed.tiles
     codes = _untile_nibbles(tiles[..., :CODE_BYTES])[:n, :k].contiguous()
-    pairs = tiles[..., CODE_BYTES:].unflatten(2, (STEP // group, 4, 8, 2, 2)).permute(0, 3, 5, 4, 1, 2, 6)
+    pairs = tiles[..., CODE_BYTES:].view(*tiles.shape[:2], STEP // group, 4, 8, 2, 2)
+    pairs = pairs.permute(0, 3, 5, 4, 1, 2, 6)
     pairs = pairs.flatten(4, 5).flatten(0, 3)[:n, : -(-k // group)]  # [N, groups, 2]
     step = pairs[..., 0]
     zero = (_BIAS - pairs[..., 1].int()) // step.clamp(min=1)
@@ -116,7 +117,7 @@ def unpack_channels(packed: PackedWeights) -> QTensor:
 def pack_bytes(weight: QTensor) -> PackedWeights:
     """int8 codes, symmetric, one scale a row."""
     codes = F.pad(_pad_rows(weight.codes), (0, -weight.shape[1] % STEP)).view(torch.uint8)
-    tiles = codes.unflatten(0, (-1, ROWS)).unflatten(2, (-1, STEP)).transpose(1, 2)
+    tiles = codes.view(-1, ROWS, codes.shape[1] // STEP, STEP).transpose(1, 2)
     scale = _pad_rows(weight.params["scale"].codes.float())[:, 0]
     return PackedWeights(
         weight.tile, swizzle(tiles).flatten(2), scale, torch.zeros_like(scale, dtype=torch.int32)
@@ -126,7 +127,8 @@ def pack_bytes(weight: QTensor) -> PackedWeights:
 def unpack_bytes(packed: PackedWeights) -> QTensor:
     """Inverse of `pack_bytes`."""
     n, k = packed.tile.shape
-    codes = swizzle(packed.tiles.unflatten(2, (ROWS, STEP))).transpose(1, 2).flatten(2).flatten(0, 1)
+    rows = swizzle(packed.tiles.view(*packed.tiles.shape[:2], ROWS, STEP))
+    codes = rows.transpose(1, 2).flatten(2).flatten(0, 1)
     codes = codes[:n, :k].contiguous().view(torch.int8)
     return _qtensor(packed.tile, codes, {"scale": packed.scale[:n, None].half()})
 
@@ -153,13 +155,14 @@ def _tile_nibbles(codes: Tensor) -> Tensor:
 
 def _untile_nibbles(tiles: Tensor) -> Tensor:
     n, k = tiles.shape[0] * ROWS, tiles.shape[1] * STEP
-    codes = torch.stack((tiles & 15, tiles >> 4), -1).unflatten(2, (2, 4, 8, 4, 2, 2, 4))
+    halves = torch.stack((tiles & 15, tiles >> 4), -1)
+    codes = halves.view(*tiles.shape[:2], 2, 4, 8, 4, 2, 2, 4, 2)
     return codes.permute(0, 3, 7, 4, 1, 2, 6, 9, 5, 8).reshape(n, k)
 
 
 def _check_codes(weight: QTensor, codes: Tensor, step: Tensor, zero: Tensor, group: int) -> None:
     low, high = code_bounds(step.float(), zero.float())
-    blocks = codes.unflatten(1, (-1, group)).float()
+    blocks = codes.view(len(codes), -1, group).float()
     bad = ((blocks < low[..., None]) | (blocks > high[..., None])).any(-1)
     if bool(bad.any()):
         row, column = (int(i) for i in bad.nonzero()[0])
