@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tessera.kernels.registry import Device, Kernel, Registry
-from tessera.kernels.types import Activation, AttentionMetadata, QuantizedRows
+from tessera.kernels.types import Activation, AttentionMetadata, Int8Rows
 from tessera.numerics.qtensor import QTensor
 from tessera.spec import Chain, LinearSpec
 
@@ -26,7 +26,7 @@ class LinearProblem:
 
 
 class BoundLinear(Protocol):
-    """x [T, K] (floats, or QuantizedRows where the spec's activation is int8) -> y [T, N]."""
+    """x [T, K] (floats, or int8 rows where the spec's activation is int8) -> y [T, N]."""
 
     @property
     def kernel_id(self) -> str: ...
@@ -44,7 +44,7 @@ class LinearKernel(Kernel, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RowsProblem:
-    """A row-wise op over `width` columns; `quantize` asks for QuantizedRows instead of `dtype`."""
+    """A row-wise op over `width` columns; `quantize` asks for int8 rows instead of `dtype`."""
 
     device: Device
     width: int
@@ -75,7 +75,7 @@ class SiluMulKernel(Kernel, Protocol):
 class BoundQuantizeRows(Protocol):
     """x [T, K] -> int8 rows."""
 
-    def __call__(self, x: Tensor) -> QuantizedRows: ...
+    def __call__(self, x: Tensor) -> Int8Rows: ...
 
 
 class QuantizeRowsKernel(Kernel, Protocol):

@@ -46,9 +46,11 @@ class TiledRows:
         return self.scale.shape[0], self.columns
 
 
-Activation = Tensor | QuantizedRows | TiledRows
-"""What a norm or an activation function hands to a linear layer: floats [T, K], or int8 rows (in tiles on
-CUDA)."""
+Int8Rows = QuantizedRows | TiledRows
+"""int8 activations: row by row on the CPU, in tiles on CUDA."""
+
+Activation = Tensor | Int8Rows
+"""What a norm or an activation function hands to a linear layer: floats [T, K], or int8 rows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,16 +7,17 @@ from cuda_case import DTYPES, EPSILON, GPU, poison_allocator, randn, relative_rm
 from tessera.kernels.cuda.embedding import CudaEmbedding
 from tessera.kernels.cuda.rows import MAX_WIDTH, CudaNorm, CudaQuantizeRows, CudaSiluMul, row_shape
 from tessera.kernels.cuda.target import device
+from tessera.kernels.cuda.tiled_rows import swizzle, untile_rows
 from tessera.kernels.errors import KernelArgumentError
 from tessera.kernels.ops import EmbeddingProblem, RowsProblem
 from tessera.kernels.registry import Device
-from tessera.kernels.types import QuantizedRows
+from tessera.kernels.types import Activation, QuantizedRows, TiledRows
 from tessera.numerics import quantize_rows
 from tessera.numerics.qtensor import FLOATS, plain
 from tessera.spec import Chain
 
 ROWS = (1, 30, 257)
-WIDTHS = (64, 576, 1536, 4096, 14336)
+WIDTHS = (64, 200, 576, 1536, 4096, 14336)
 H200 = Device("cuda", "sm_90a")
 
 
@@ -24,8 +25,18 @@ def problem(width: int, dtype: torch.dtype, quantize: bool = False) -> RowsProbl
     return RowsProblem(device(), width, dtype, quantize)
 
 
-def assert_rows_of(rows: QuantizedRows, x: torch.Tensor) -> None:
-    """`rows` is what the specification makes of floats close to `x`: codes may differ by one step."""
+def rows_of(tiled: Activation) -> QuantizedRows:
+    """Rows out of tiles, whose columns past the width must be zero up to a whole step."""
+    assert isinstance(tiled, TiledRows)
+    tokens, width = tiled.shape
+    columns = swizzle(tiled.codes).permute(1, 2, 0, 3).flatten(2).flatten(0, 1)[:tokens]
+    assert columns.shape[1] == -(-width // 128) * 128 and not columns[:, width:].any()
+    return untile_rows(tiled)
+
+
+def assert_rows_of(tiled: Activation, x: torch.Tensor) -> None:
+    """`tiled` is what the specification makes of floats close to `x`: codes may differ by one step."""
+    rows = rows_of(tiled)
     want = quantize_rows(x.float().cpu())
     assert torch.equal(rows.row_sum.cpu(), rows.codes.cpu().sum(dim=-1, dtype=torch.int32))
     torch.testing.assert_close(rows.scale.cpu(), want.scale, rtol=1e-4, atol=0)
@@ -81,7 +92,6 @@ class TestOnDevice:
         x, before, weight = (randn(n, width, dtype=dtype) for n in (30, 30, 1))
         poison_allocator()
         rows, total = CudaNorm("sm90", dtype).bind(problem(width, dtype, True), weight[0], 1e-5)(x, before)
-        assert isinstance(rows, QuantizedRows)
         assert torch.equal(total, x + before)
         wide = total.double()
         want = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-5) * weight.double()
@@ -100,7 +110,6 @@ class TestOnDevice:
         assert isinstance(y, torch.Tensor)
         assert relative_rms(y, want) < EPSILON[dtype]
         quantized = CudaSiluMul("sm90", dtype).bind(problem(width, dtype, True))(gate_up)
-        assert isinstance(quantized, QuantizedRows)
         assert_rows_of(quantized, want)
 
     @pytest.mark.parametrize("dtype", DTYPES)
@@ -109,7 +118,7 @@ class TestOnDevice:
     def test_quantize_rows_bit_for_bit(self, rows: int, width: int, dtype: torch.dtype) -> None:
         x = randn(rows, width, dtype=dtype, scale=0.02)
         poison_allocator()
-        got = CudaQuantizeRows("sm90", dtype).bind(problem(width, dtype))(x)
+        got = rows_of(CudaQuantizeRows("sm90", dtype).bind(problem(width, dtype))(x))
         want = quantize_rows(x.cpu())
         for name in ("codes", "scale", "row_sum"):
             assert torch.equal(getattr(got, name).cpu(), getattr(want, name)), name
@@ -121,7 +130,7 @@ class TestOnDevice:
         x[2, 60] = -torch.inf
         x[3] = 1e-38
         x[4] = torch.tensor([2.0**k for k in range(-32, 32)])
-        got = CudaQuantizeRows("sm90", torch.bfloat16).bind(problem(64, torch.bfloat16))(x)
+        got = rows_of(CudaQuantizeRows("sm90", torch.bfloat16).bind(problem(64, torch.bfloat16))(x))
         want = quantize_rows(x.cpu())
         assert torch.equal(got.codes.cpu(), want.codes)
         torch.testing.assert_close(got.scale.cpu(), want.scale, rtol=0, atol=0, equal_nan=True)

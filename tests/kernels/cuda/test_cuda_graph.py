@@ -14,6 +14,7 @@ from tessera.kernels.cuda.linear import CudaLinear
 from tessera.kernels.cuda.rows import CudaNorm, CudaQuantizeRows, CudaSiluMul
 from tessera.kernels.cuda.sampling import sample_rows
 from tessera.kernels.cuda.target import device
+from tessera.kernels.cuda.tiled_rows import untile_rows
 from tessera.kernels.ops import AttentionProblem, EmbeddingProblem, LinearProblem, RowsProblem
 from tessera.numerics.qtensor import plain
 from tessera.spec import A16, BF16, Chain, LinearSpec
@@ -63,7 +64,7 @@ class Layer:
         attended = self.attention(self.qkv(x), self.cache, self.meta)
         x, residual = self.norm(self.o(attended), residual)
         y = self.silu(self.up(x))
-        rows = self.quantize(y)
+        rows = untile_rows(self.quantize(y))
         logits = self.head(y).float()
         return [attended, residual, y, rows.codes, rows.scale, logits, sample_rows(logits, self.draws)]
 

@@ -5,8 +5,8 @@ import torch
 from cuda_case import DTYPES, EPSILON, GPU, poison_allocator, randn, relative_rms
 
 from tessera.kernels.cuda.linear import CudaLinear
-from tessera.kernels.cuda.rows import empty_rows
 from tessera.kernels.cuda.target import device
+from tessera.kernels.cuda.tiled_rows import empty_tiled
 from tessera.kernels.errors import KernelArgumentError
 from tessera.kernels.ops import LinearProblem
 from tessera.kernels.registry import Device, runs
@@ -63,4 +63,4 @@ class TestOnDevice:
         problem = LinearProblem(device(), spec(100, 64, torch.bfloat16))
         bound = CudaLinear("sm90", torch.bfloat16).bind(problem, plain(torch.randn(100, 64)), None)
         with pytest.raises(KernelArgumentError, match="int8 rows"):
-            bound(empty_rows(3, 64))
+            bound(empty_tiled(3, 64))

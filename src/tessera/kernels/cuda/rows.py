@@ -1,4 +1,4 @@
-"""Row-wise ops on CUDA: RMSNorm, SiLU times gate, int8 rows. Templates: csrc/cuda/elementwise."""
+"""Row-wise ops on CUDA: RMSNorm, SiLU times gate, int8 rows in tiles. Templates: csrc/cuda/elementwise."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,9 +16,10 @@ from tessera.kernels.cuda.arguments import (
     upload,
 )
 from tessera.kernels.cuda.launch import Kernel, kernel
+from tessera.kernels.cuda.tiled_rows import empty_tiled
 from tessera.kernels.ops import RowsProblem
 from tessera.kernels.registry import Verdict, no, runs
-from tessera.kernels.types import Activation, QuantizedRows
+from tessera.kernels.types import Activation, TiledRows
 
 MAX_THREADS = 1024
 MAX_VECS = 4  # vectors a thread keeps in registers
@@ -37,15 +38,6 @@ def split_shape(width: int) -> tuple[int, int]:
     vecs = width // VEC
     threads = next((t for t in (32, 64, 128) if vecs <= t), 256)
     return threads, -(-vecs // threads)
-
-
-def empty_rows(rows: int, width: int) -> QuantizedRows:
-    """Uninitialised int8 rows on the current CUDA device."""
-    return QuantizedRows(
-        torch.empty((rows, width), dtype=torch.int8, device="cuda"),
-        torch.empty(rows, dtype=torch.float32, device="cuda"),
-        torch.empty(rows, dtype=torch.int32, device="cuda"),
-    )
 
 
 @dataclass(frozen=True)
@@ -106,7 +98,7 @@ class BoundNorm:
         if residual is not None:
             check_rows(self.kernel_id, "residual", residual, width, dtype)
             total = torch.empty_like(x)
-        rows = empty_rows(len(x), width) if self.problem.quantize else None
+        rows = empty_tiled(len(x), width) if self.problem.quantize else None
         out = torch.empty_like(x) if rows is None else rows.codes
         if len(x):
             launch = self.plain if residual is None else self.fused
@@ -152,7 +144,7 @@ class BoundSiluMul:
         runs[self.kernel_id] += 1
         width, count = self.problem.width, len(gate_up)
         check_rows(self.kernel_id, "gate_up", gate_up, 2 * width, self.problem.dtype)
-        rows = empty_rows(count, width) if self.problem.quantize else None
+        rows = empty_tiled(count, width) if self.problem.quantize else None
         out = rows.codes if rows else torch.empty((count, width), dtype=gate_up.dtype, device=gate_up.device)
         if count:
             threads, _, blocks = self.shape
@@ -181,12 +173,12 @@ class BoundQuantizeRows:
         name = f"tessera::quantize_rows<{CPP_TYPES[self.problem.dtype]}, {threads}, {vecs}>"
         return kernel("elementwise/quantize_rows.cuh", name, signature="PPPPi")
 
-    def __call__(self, x: Tensor) -> QuantizedRows:
+    def __call__(self, x: Tensor) -> TiledRows:
         """Raises KernelArgumentError."""
         runs[self.kernel_id] += 1
         width = self.problem.width
         check_rows(self.kernel_id, "x", x, width, self.problem.dtype)
-        rows = empty_rows(len(x), width)
+        rows = empty_tiled(len(x), width)
         if len(x):
             threads, _ = row_shape(width)
             self.launch(len(x), threads, x, rows.codes, rows.scale, rows.row_sum, width, pdl=True)

@@ -4,7 +4,7 @@
 
 namespace tessera {
 
-// x [rows, width] -> codes [rows, width], scale and row_sum [rows]; grid = rows.
+// x [rows, width] -> codes in tiles, scale and row_sum [rows]; grid = rows.
 template <class T, int kThreads, int kVecs>
 __global__ void __launch_bounds__(kThreads)
     quantize_rows(const T* x, i8* codes, float* scale, i32* row_sum, int width) {
@@ -17,7 +17,7 @@ __global__ void __launch_bounds__(kThreads)
     const int vec = threadIdx.x + k * kThreads;
     v[k] = unpack8<T>(vec < vecs ? load_stream(x + row * width + vec * kLane) : uint4{});
   }
-  quantize_row<kThreads, kVecs>(v, vecs, codes + row * width, scale + row, row_sum + row);
+  quantize_row<kThreads, kVecs>(v, width, codes, scale, row_sum);
 }
 
 }  // namespace tessera

@@ -5,7 +5,7 @@
 namespace tessera {
 
 // x [rows, width] (+ residual -> sum), weight [width]; grid = rows. The sum is rounded to T before it is normalised,
-// so fusing the addition changes no bit. Output: T [rows, width], or codes with `scale` and `row_sum` [rows].
+// so fusing the addition changes no bit. Output: T [rows, width], or codes in tiles with `scale` and `row_sum` [rows].
 template <class T, int kThreads, int kVecs, bool kResidual, bool kQuantize>
 __global__ void __launch_bounds__(kThreads) rms_norm(const T* x, const T* residual, const T* weight, T* sum, void* out,
                                                      float* scale, i32* row_sum, int width, float eps) {
@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(kThreads) rms_norm(const T* x, const T* residu
     for (int i = 0; i < kLane; ++i) v[k][i] *= factor * g[i];
   }
   if constexpr (kQuantize) {
-    quantize_row<kThreads, kVecs>(v, vecs, static_cast<i8*>(out) + row * width, scale + row, row_sum + row);
+    quantize_row<kThreads, kVecs>(v, width, static_cast<i8*>(out), scale, row_sum);
   } else {
 #pragma unroll
     for (int k = 0; k < kVecs; ++k) {

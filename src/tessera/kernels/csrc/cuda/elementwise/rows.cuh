@@ -1,6 +1,8 @@
 // Rows held in registers: a block owns one row, thread i its vectors i, i + kThreads, ... of eight elements.
 #pragma once
+#include "common/bits.cuh"
 #include "common/reduce.cuh"
+#include "common/tiled.cuh"
 #include "common/types.cuh"
 #include "elementwise/dependency.cuh"
 
@@ -28,8 +30,10 @@ TESSERA_DEVICE uint4 pack8(const Floats8& x) {
 // int8 rows, symmetric: scale = max|x| / 127, codes = round_half_even(x * (1 / scale)); row_sum is the sum of codes.
 // Bit for bit what numerics.activation.quantize_rows computes, empty rows (scale 1, codes 0) and rows with NaN or
 // Inf (a scale that is not finite) included: as integers |NaN| > |Inf| > any number, so the maximum keeps them.
+// `x` is the block's row of a grid with one block a row, 0 or NaN (code 0) from column `width` on; `codes` are tiles
+// (tiled.cuh), whose columns up to a whole step are written.
 template <int kThreads, int kVecs>
-TESSERA_DEVICE void quantize_row(const Floats8 (&x)[kVecs], int vecs, i8* codes, float* scale, i32* row_sum) {
+TESSERA_DEVICE void quantize_row(const Floats8 (&x)[kVecs], int width, i8* codes, float* scale, i32* row_sum) {
   constexpr float kSmallestNormal = 1.17549435e-38f;
   __shared__ u32 scratch[kThreads / kWarp];
   __shared__ i32 sums[kThreads / kWarp];
@@ -42,26 +46,25 @@ TESSERA_DEVICE void quantize_row(const Floats8 (&x)[kVecs], int vecs, i8* codes,
   const float fitted = __fdiv_rn(__uint_as_float(bits), 127.0f);
   const bool empty = fitted < kSmallestNormal;
   const float inverse = empty ? 0.0f : __frcp_rn(fitted);
+  const int row = blockIdx.x, atoms = div_up(gridDim.x, kAtom), padded = round_up(width, kStep) / kLane;
   i32 sum = 0;
 #pragma unroll
   for (int k = 0; k < kVecs; ++k) {
     const int vec = threadIdx.x + k * kThreads;
-    if (vec >= vecs) break;
+    if (vec >= padded) break;
     i32 c[kLane];
 #pragma unroll
     for (int i = 0; i < kLane; ++i) {
       c[i] = to_s8(x[k][i] * inverse);
       sum += c[i];
     }
-    uint2 packed;
-    packed.x = (c[0] & 255) | (c[1] & 255) << 8 | (c[2] & 255) << 16 | static_cast<u32>(c[3]) << 24;
-    packed.y = (c[4] & 255) | (c[5] & 255) << 8 | (c[6] & 255) << 16 | static_cast<u32>(c[7]) << 24;
-    reinterpret_cast<uint2*>(codes)[vec] = packed;
+    const uint2 packed = make_uint2(pack_bytes(c[0], c[1], c[2], c[3]), pack_bytes(c[4], c[5], c[6], c[7]));
+    *reinterpret_cast<uint2*>(codes + tiled_offset(row, vec * kLane, atoms)) = packed;
   }
   sum = block_reduce<kThreads>(sum, Sum{}, sums);
   if (threadIdx.x == 0) {
-    *scale = empty ? 1.0f : fitted;
-    *row_sum = sum;
+    scale[row] = empty ? 1.0f : fitted;
+    row_sum[row] = sum;
   }
 }
 

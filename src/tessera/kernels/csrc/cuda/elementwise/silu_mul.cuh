@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kThreads)
     for (int i = 0; i < kLane; ++i) v[k][i] = silu(v[k][i]) * up[i];
   }
   if constexpr (kQuantize) {
-    quantize_row<kThreads, kVecs>(v, vecs, static_cast<i8*>(out) + row * width, scale + row, row_sum + row);
+    quantize_row<kThreads, kVecs>(v, width, static_cast<i8*>(out), scale, row_sum);
   } else {
     uint4* to = reinterpret_cast<uint4*>(static_cast<T*>(out) + row * width + first * kLane);
 #pragma unroll
