@@ -3,6 +3,7 @@ import pytest
 from tessera.engine.config import EngineConfig, plan_cache
 from tessera.engine.errors import CacheMemoryError, EngineConfigError
 from tessera.engine.memory import available_memory
+from tessera.spec import RecipeError
 
 MIB = 2**20
 
@@ -26,6 +27,14 @@ def plan(available=1000 * MIB, model_max_len=2048, bytes_per_block=MIB, **option
 def test_impossible_options_are_refused_by_name(option, value):
     with pytest.raises(EngineConfigError, match=f"{option} is {value}"):
         EngineConfig(**{option: value})
+
+
+def test_a_recipe_is_for_dummy_weights_only():
+    assert EngineConfig(load_format="dummy", recipe="w4a8-g64").recipe == "w4a8-g64"
+    with pytest.raises(EngineConfigError, match="recipe is 'w4a8-g64': it is for load_format dummy"):
+        EngineConfig(recipe="w4a8-g64")
+    with pytest.raises(RecipeError, match="w4a9"):
+        EngineConfig(load_format="dummy", recipe="w4a9")
 
 
 def test_a_step_must_hold_every_sequence():

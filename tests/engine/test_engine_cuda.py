@@ -1,18 +1,22 @@
 """The engine on a CUDA device: plans and inputs without one, tokens and logits of a tiny model with one."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from tessera.engine.config import EngineConfig
-from tessera.engine.cuda_memory import page_bytes, plan_memory, step_bytes
+from tessera.engine.cuda_memory import held_bytes, page_bytes, plan_memory, step_bytes
 from tessera.engine.cuda_runner import graph_sizes
 from tessera.engine.dummy import DummyCheckpoint, DummyTokenizer, open_dummy
 from tessera.engine.errors import CacheMemoryError, DeviceMemoryError, EngineConfigError
 from tessera.engine.llm import LLM
 from tessera.engine.sampling_params import SamplingParams
 from tessera.formats import open_checkpoint
+from tessera.kernels.cuda.gemm.weights import layout_of
 from tessera.layers.dense import dense_metadata
 from tessera.models.loader import build_model
+from tessera.spec import BF16, Chain, GroupSizeError, Recipe
 from tiny import tiny_config, write_hf_model
 
 GIB = 2**30
@@ -20,6 +24,7 @@ LLAMA_8B = tiny_config(
     vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_layers=32, num_heads=32, num_kv_heads=8,
     head_dim=128, max_position=8192, tied_embeddings=False,
 )  # fmt: skip
+WIDE = tiny_config(hidden_size=128, head_dim=32, num_heads=4, num_kv_heads=2, intermediate_size=384)
 SMALL = tiny_config(hidden_size=128, head_dim=64, num_heads=6, num_kv_heads=2, max_position=1024)
 GPU = [
     pytest.mark.gpu,
@@ -74,6 +79,40 @@ def test_dummy_weights_have_the_shapes_of_the_model(tmp_path) -> None:
         open_dummy(tmp_path, "cpu")
     write_hf_model(tmp_path / "m", SMALL)
     assert open_dummy(tmp_path / "m", "cpu").config.hidden_size == SMALL.hidden_size
+
+
+@pytest.mark.parametrize("name", ["w4a8-g64", "w4a8-chn", "w8a8-chn", "w4a16-g32", "qoq-g128"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_dummy_weights_of_a_recipe_are_what_it_would_store(name: str, tied: bool) -> None:
+    recipe = Recipe.parse(name)
+    config = replace(WIDE, tied_embeddings=tied)
+    checkpoint = DummyCheckpoint(config, device="cpu", recipe=recipe)
+    assert checkpoint.kv_chain == (recipe.kv_chain() if recipe.kv_bits == 4 else Chain(BF16))
+    for linear in config.linears():
+        weight = checkpoint.qtensor(f"{linear}.weight")
+        assert weight.chain == recipe.weight_chain()
+        assert checkpoint.activation(linear) == recipe.activation_chain()
+        values = checkpoint.tensor(f"{linear}.weight")
+        assert float(values.var()) * values.shape[1] == pytest.approx(1, rel=0.2)
+    table = checkpoint.qtensor("model.embed_tokens.weight")
+    assert table.chain.is_plain == (recipe.activation_bits == 16)
+    assert checkpoint.activation("lm_head") == recipe.activation_chain()
+    assert checkpoint.tensor("model.norm.weight").dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("name", ["w4a8-g32", "w4a8-g128", "w4a8-chn", "w8a8-chn"])
+def test_the_plan_counts_packed_weights(name: str) -> None:
+    checkpoint = DummyCheckpoint(WIDE, device="cpu", recipe=Recipe.parse(name))
+    for linear in WIDE.linears():
+        weight = checkpoint.qtensor(f"{linear}.weight")
+        layout = layout_of(weight.chain)
+        assert layout is not None
+        assert held_bytes(weight.tile) == layout.pack(weight).nbytes
+
+
+def test_groups_that_do_not_fit_the_shape_are_named() -> None:
+    with pytest.raises(GroupSizeError, match="groups of 128"):
+        DummyCheckpoint(replace(WIDE, intermediate_size=320), device="cpu", recipe=Recipe.parse("w4a8-g128"))
 
 
 def test_dummy_tokenizer_writes_numbers() -> None:

@@ -9,7 +9,7 @@ from tessera.layers.dense import dense_metadata
 from tessera.numerics import quantize
 from tessera.quantization.calibration import calibration_text, calibration_windows
 from tessera.quantization.passes import Sample, transform
-from tessera.quantization.pipeline import EMBEDDING, TABLE_CHAIN
+from tessera.quantization.pipeline import EMBEDDING
 from tessera.quantization.stream import Tokens, quantize_block, read_block
 from tessera.spec import Recipe
 
@@ -25,7 +25,7 @@ def source():
 @pytest.fixture(scope="module")
 def tokens(source):
     windows = calibration_windows(calibration_text(None), source.tokenizer(), 4, 512, seed=0)
-    return Tokens.embed(quantize(source.tensor(EMBEDDING).float(), TABLE_CHAIN), windows)
+    return Tokens.embed(quantize(source.tensor(EMBEDDING).float(), QOQ.table_chain()), windows)
 
 
 @pytest.fixture(scope="module")

@@ -65,6 +65,9 @@ def serve(
     load_format: Annotated[
         str, _option("auto, or dummy for random weights of config.json's shape (CUDA only).")
     ] = _ENGINE.load_format,
+    recipe: Annotated[
+        str | None, _option("Recipe of the weights that --load-format dummy makes, such as w4a8-g128.")
+    ] = None,
     dtype: Annotated[
         str, _option("f16 or bf16: weights, hidden states and cache on a CUDA device; auto is bf16.")
     ] = _ENGINE.dtype,
@@ -95,6 +98,7 @@ def serve(
         kv_tokens=kv_tokens,
         memory_fraction=memory_fraction,
         load_format=load_format,
+        recipe=recipe,
         dtype=dtype,
         prefix_caching=prefix_caching,
         seed=seed,

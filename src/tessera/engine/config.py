@@ -5,6 +5,7 @@ from typing import Final
 
 from tessera.engine.block_pool import BLOCK_SIZE, blocks_for
 from tessera.engine.errors import CacheMemoryError, EngineConfigError
+from tessera.spec import Recipe
 
 MIN_MODEL_LEN: Final = 4  # the self-check's prompt and its tokens
 
@@ -26,11 +27,13 @@ class EngineConfig:
     seed                    makes requests without a seed of their own repeatable; None: fresh entropy
     load_format             auto: weights from the checkpoint; dummy: random ones of the shape that
                             config.json gives, made on the device (CUDA only)
+    recipe                  what the weights that load_format dummy makes are quantized to, such as w4a8-g128;
+                            None: they are floats
     dtype                   16-bit type of weights, hidden states and cache: f16 or bf16 (CUDA only); auto is
                             bf16 there, and float32 between the layers on the CPU
     threads                 CPU threads of kernels; None: one per core this process may use
 
-    Raises EngineConfigError.
+    Raises EngineConfigError, RecipeError.
     """
 
     max_model_len: int | None = None
@@ -42,6 +45,7 @@ class EngineConfig:
     seed: int | None = None
     threads: int | None = None
     load_format: str = "auto"
+    recipe: str | None = None
     dtype: str = "auto"
 
     def __post_init__(self) -> None:
@@ -59,6 +63,13 @@ class EngineConfig:
         for name, choices in (("load_format", LOAD_FORMATS), ("dtype", DTYPES)):
             if (choice := getattr(self, name)) not in choices:
                 raise EngineConfigError(f"{name} is {choice!r}: one of {', '.join(choices)}")
+        if self.recipe is not None:
+            Recipe.parse(self.recipe)
+            if self.load_format != "dummy":
+                raise EngineConfigError(
+                    f"recipe is {self.recipe!r}: it is for load_format dummy; a checkpoint has the one that "
+                    "`tessera quantize` gave it"
+                )
         if not 0 < self.memory_fraction <= 1:
             raise EngineConfigError(
                 f"memory_fraction is {self.memory_fraction}: it must be above 0 and at most 1"

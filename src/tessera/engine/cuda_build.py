@@ -20,10 +20,15 @@ from tessera.engine.scheduler import Scheduler
 from tessera.engine.timing import timed
 from tessera.formats.base import Checkpoint
 from tessera.formats.tokenizer import Tokenizer
-from tessera.kernels.cuda import device
+from tessera.kernels.cuda import device, target
+from tessera.kernels.ops import ATTENTION
+from tessera.layers.paged import attention_problem
+from tessera.layers.target import Target
+from tessera.layers.types import Weights
 from tessera.models.loader import HIDDEN_DTYPES, build_model
 from tessera.models.types import Model
 from tessera.numerics.qtensor import FLOAT_DTYPES
+from tessera.spec import Recipe
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +53,8 @@ def build_cuda_core(model: str | Path, config: EngineConfig) -> OverlappedCore:
     dtype = FLOAT_DTYPES.get(config.dtype, HIDDEN_DTYPES["cuda"])
     seconds: dict[str, float] = {}
     with timed("open checkpoint", seconds):
-        source = _open(model, config.load_format, dtype)
+        source = _open(model, config, dtype)
+    check_attention(source.checkpoint, dtype)
     plan = _plan(config, source)
     with timed("load weights", seconds), allocating("weights", source.nbytes):
         checkpoint = source.checkpoint
@@ -82,14 +88,24 @@ def build_cuda_core(model: str | Path, config: EngineConfig) -> OverlappedCore:
     return OverlappedCore(config, scheduler, runner, source.tokenizer, eos_ids, info)
 
 
-def _open(model: str | Path, load_format: str, dtype: torch.dtype) -> _Source:
-    if load_format == "dummy":
-        dummy = open_dummy(model, "cuda", dtype)
-        nbytes = sum(2 * shape.numel() for shape in map(torch.Size, dummy.config.tensor_shapes().values()))
-        return _Source(dummy, DummyTokenizer(), nbytes)
-    checkpoint = open_verified(model)
+def check_attention(checkpoint: Weights, dtype: torch.dtype) -> None:
+    """Refuses a cache or heads that no kernel serves before anything is loaded. Raises NoKernelError."""
+    ATTENTION.select(
+        attention_problem(Target(target.device(), dtype), checkpoint.config, checkpoint.kv_chain)
+    )
+
+
+def _open(model: str | Path, config: EngineConfig, dtype: torch.dtype) -> _Source:
+    checkpoint: Checkpoint | DummyCheckpoint
+    tokenizer: Tokenizer | DummyTokenizer
+    if config.load_format == "dummy":
+        recipe = Recipe.parse(config.recipe) if config.recipe else None
+        checkpoint, tokenizer = open_dummy(model, "cuda", dtype, recipe), DummyTokenizer()
+    else:
+        checkpoint = open_verified(model)
+        tokenizer = checkpoint.tokenizer()
     nbytes = sum(held_bytes(checkpoint.tile(name)) for name in checkpoint.names())
-    return _Source(checkpoint, checkpoint.tokenizer(), nbytes)
+    return _Source(checkpoint, tokenizer, nbytes)
 
 
 def _plan(config: EngineConfig, source: _Source) -> MemoryPlan:

@@ -3,16 +3,14 @@
 import logging
 import threading
 import time
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from math import prod
 from typing import Final
 
 import torch
 from torch import Tensor
 
 from tessera.formats.base import Checkpoint
-from tessera.numerics.qtensor import QTensor, plain
+from tessera.numerics.qtensor import QTensor
 from tessera.spec import Chain, ModelConfig
 
 log = logging.getLogger(__name__)
@@ -49,8 +47,9 @@ class _Lane(threading.local):
 
 
 class DeviceWeights:
-    """A checkpoint whose plain tensors are on the device already. Each is given away once and then forgotten,
-    so that a fused copy and its parts need not be held together.
+    """A checkpoint whose arrays are on the device already, as stored. Each tensor is put together there,
+    given away once and then forgotten, so that packed weights and what they were made of need not be held
+    together.
     """
 
     def __init__(self, checkpoint: Checkpoint, threads: int = THREADS) -> None:
@@ -58,9 +57,8 @@ class DeviceWeights:
         self.config: ModelConfig = checkpoint.config
         self.kv_chain: Chain = checkpoint.kv_chain
         started = time.perf_counter()
-        names = [name for name in checkpoint.names() if checkpoint.tile(name).chain.is_plain]
-        self._tensors = _load(checkpoint, names, threads)
-        nbytes = sum(tensor.nbytes for tensor in self._tensors.values())
+        self._held = _load(checkpoint, threads)
+        nbytes = sum(array.nbytes for arrays in self._held.values() for array in arrays.values())
         seconds = time.perf_counter() - started
         self.rate_gbs = nbytes / seconds / 1e9
         log.info("loaded %.2f GB in %.2f s: %.2f GB/s", nbytes / 1e9, seconds, self.rate_gbs)
@@ -69,26 +67,27 @@ class DeviceWeights:
         return self._checkpoint.names()
 
     def tensor(self, name: str) -> Tensor:
-        held = self._tensors.pop(name, None)
-        return self._checkpoint.tensor(name) if held is None else held
+        stored = self.qtensor(name)
+        return stored.codes if stored.chain.is_plain else stored.dequantize()
 
     def qtensor(self, name: str) -> QTensor:
-        held = self._tensors.pop(name, None)
-        return self._checkpoint.qtensor(name) if held is None else plain(held)
+        held = self._held.pop(name, None)
+        return self._checkpoint.qtensor(name) if held is None else self._checkpoint.assemble(name, held)
 
     def activation(self, name: str) -> Chain:
         return self._checkpoint.activation(name)
 
 
-def _load(checkpoint: Checkpoint, names: Sequence[str], threads: int) -> dict[str, Tensor]:
+def _load(checkpoint: Checkpoint, threads: int) -> dict[str, dict[str, Tensor]]:
+    """{tensor: its arrays on the device}."""
     device = torch.cuda.current_device()
     lane = _Lane()
 
-    def load(name: str) -> Tensor:
+    def load(name: str) -> dict[str, Tensor]:
         torch.cuda.set_device(device)
-        return lane.copy(checkpoint.tensor(name).contiguous())
+        return {part: lane.copy(array.contiguous()) for part, array in checkpoint.arrays(name).items()}
 
     # Largest first, so that no thread is left alone with a big one at the end.
-    order = sorted(names, key=lambda name: -prod(checkpoint.tile(name).shape))
+    order = sorted(checkpoint.names(), key=lambda name: -checkpoint.tile(name).bytes)
     with ThreadPoolExecutor(threads) as pool:
         return dict(zip(order, pool.map(load, order), strict=True))

@@ -7,6 +7,7 @@ from typing import Final
 from tessera.engine.block_pool import BLOCK_SIZE, blocks_for
 from tessera.engine.config import CachePlan, EngineConfig, plan_cache
 from tessera.engine.errors import CacheMemoryError, DeviceMemoryError
+from tessera.kernels.cuda.gemm.weights import layout_of, packed_bytes
 from tessera.spec import ModelConfig, Qtile
 
 RESERVE_BYTES: Final = 768 * 2**20
@@ -39,8 +40,10 @@ def page_bytes(config: ModelConfig) -> int:
 
 
 def held_bytes(tile: Qtile) -> int:
-    """Bytes of a tensor on the device: plain floats are held in 16 bits, codes as stored."""
-    return prod(tile.shape) * 2 if tile.chain.is_plain else tile.bytes
+    """Bytes of a tensor on the device: plain floats are held in 16 bits, codes packed for kernels."""
+    if tile.chain.is_plain:
+        return prod(tile.shape) * 2
+    return packed_bytes(tile) if layout_of(tile.chain) else tile.bytes
 
 
 def step_bytes(config: ModelConfig, tokens: int, rows: int) -> int:

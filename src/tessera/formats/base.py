@@ -52,6 +52,14 @@ class Checkpoint(Protocol):
         """As stored; plain tensors come as a chain without steps."""
         ...
 
+    def arrays(self, name: str) -> dict[str, Tensor]:
+        """What the file holds of a tensor, codes below 8 bits still packed."""
+        ...
+
+    def assemble(self, name: str, arrays: Mapping[str, Tensor]) -> QTensor:
+        """The tensor out of its `arrays`, on the device they are on. `qtensor` is this of `arrays(name)`."""
+        ...
+
     def activation(self, name: str) -> Chain:
         """Input format of linear layer `name`: a module's name, without `.weight`; `lm_head` for the head."""
         ...
@@ -86,7 +94,13 @@ class FloatCheckpoint(ABC):
         return list(self.config.tensor_shapes())
 
     def qtensor(self, name: str) -> QTensor:
-        return plain(self.tensor(name))
+        return self.assemble(name, self.arrays(name))
+
+    def arrays(self, name: str) -> dict[str, Tensor]:
+        return {name: self.tensor(name)}
+
+    def assemble(self, name: str, arrays: Mapping[str, Tensor]) -> QTensor:
+        return plain(arrays[name])
 
     def activation(self, name: str) -> Chain:
         return float_activation(self.tile(weight_of(name, self.config)))

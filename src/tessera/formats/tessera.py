@@ -4,6 +4,7 @@ Opening checks every header against its file's size and every array's name, type
 manifest, without reading data; the range of codes is checked when a tensor is read, checksums by `verify`.
 """
 
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 
@@ -94,8 +95,15 @@ class TesseraCheckpoint:
 
     def qtensor(self, name: str) -> QTensor:
         """Raises CorruptError where codes lie outside their grid."""
+        return self.assemble(name, self.arrays(name))
+
+    def arrays(self, name: str) -> dict[str, Tensor]:
+        return {part: self._shards.read(part) for part in stored_entries(name, self._tiles[name])}
+
+    def assemble(self, name: str, arrays: Mapping[str, Tensor]) -> QTensor:
+        """Raises CorruptError where codes lie outside their grid."""
         try:
-            return from_stored(name, self._tiles[name], self._shards.read)
+            return from_stored(name, self._tiles[name], arrays.__getitem__)
         except QTensorError as error:
             raise CorruptError(f"{self.path}: {name} is damaged: {error}; write it again") from error
 

@@ -10,15 +10,19 @@ from tessera.layers.types import Observer
 from tessera.spec import Chain, ModelConfig
 
 
+def attention_problem(target: Target, config: ModelConfig, kv: Chain) -> AttentionProblem:
+    return AttentionProblem(
+        target.device, config.num_heads, config.num_kv_heads, config.head_dim, kv, target.dtype
+    )
+
+
 class PagedAttention:
     """Rotary embedding, append to the cache as `kv` says, causal attention to what the cache then holds."""
 
     nbytes = 0
 
     def __init__(self, target: Target, config: ModelConfig, kv: Chain) -> None:
-        problem = AttentionProblem(
-            target.device, config.num_heads, config.num_kv_heads, config.head_dim, kv, target.dtype
-        )
+        problem = attention_problem(target, config, kv)
         kernel = ATTENTION.select(problem)
         self._bound = kernel.bind(problem, *rope_tables(config))
         self.kernel_ids = (kernel.id,)

@@ -18,12 +18,10 @@ from tessera.quantization.errors import AlreadyQuantizedError, CalibrationError,
 from tessera.quantization.report import Report
 from tessera.quantization.rounding import naming, weight_error
 from tessera.quantization.stream import Tokens, Written, quantize_block, read_block, read_floats, written
-from tessera.spec import F16, S8N, Pattern, Recipe, symmetric
+from tessera.spec import Recipe
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
-TABLE_CHAIN = symmetric(S8N, Pattern.channel(), F16)
-"""Embedding and head of recipes with int8 activations: 8 bits per row, tied or not."""
 
 Progress = Callable[[str], None]
 """Called after each block, and after the last tensors, with its name."""
@@ -114,12 +112,12 @@ def _tensors(
 
 def _table(source: Checkpoint, name: str, recipe: Recipe) -> Written:
     """Embedding or head: 8 bits where activations are, else the stored bfloat16, or float16."""
-    if recipe.activation_bits == 16:
+    if recipe.table_chain().is_plain:
         values = source.tensor(name)
         return written(name, plain(values if values.dtype == torch.bfloat16 else values.half()))
     values = read_floats(source, name)
     with naming(name):
-        rounded = round_values(values, TABLE_CHAIN)
+        rounded = round_values(values, recipe.table_chain())
     return written(name, rounded, rounding="nearest", weight_error=weight_error(values, rounded))
 
 

@@ -92,6 +92,10 @@ class Recipe:
         pattern = Pattern.blocks(1, self.group, ragged=self.ragged_tail)
         return progressive(pattern) if self.activation_bits == 8 else affine_zero(self.weight_bits, pattern)
 
+    def table_chain(self) -> Chain:
+        """Of embedding and head: 8 bits a row where activations have them, tied or not, else 16."""
+        return symmetric(S8N, Pattern.channel(), F16) if self.activation_bits == 8 else A16
+
     def activation_chain(self) -> Chain:
         return A8 if self.activation_bits == 8 else A16
 

@@ -5,6 +5,7 @@ import torch
 from cuda_case import DTYPES, EPSILON, GPU, poison_allocator, randn, relative_rms
 
 from tessera.kernels.cuda.embedding import CudaEmbedding
+from tessera.kernels.cuda.gemm.weights import pack
 from tessera.kernels.cuda.rows import MAX_WIDTH, CudaNorm, CudaQuantizeRows, CudaSiluMul, row_shape
 from tessera.kernels.cuda.target import device
 from tessera.kernels.cuda.tiled_rows import swizzle, untile_rows
@@ -12,9 +13,9 @@ from tessera.kernels.errors import KernelArgumentError
 from tessera.kernels.ops import EmbeddingProblem, RowsProblem
 from tessera.kernels.registry import Device
 from tessera.kernels.types import Activation, QuantizedRows, TiledRows
-from tessera.numerics import quantize_rows
+from tessera.numerics import quantize, quantize_rows
 from tessera.numerics.qtensor import FLOATS, plain
-from tessera.spec import Chain
+from tessera.spec import F16, S8N, Chain, Pattern, symmetric
 
 ROWS = (1, 30, 257)
 WIDTHS = (64, 200, 576, 1536, 4096, 14336)
@@ -144,6 +145,21 @@ class TestOnDevice:
         tokens = torch.randint(0, 1000, (257,), device="cuda", dtype=ids)
         poison_allocator()
         assert torch.equal(bound(tokens), table[tokens.long()])
+        tokens[[3, 200]] = torch.tensor([-1, 1000], device="cuda", dtype=ids)
+        bad = bound(tokens).isnan().all(dim=-1)
+        assert bad.nonzero().flatten().tolist() == [3, 200]
+
+    @pytest.mark.parametrize("ids", [torch.int32, torch.int64])
+    @pytest.mark.parametrize("dtype", DTYPES)
+    @pytest.mark.parametrize("width", [64, 200, 576])
+    def test_embedding_of_int8(self, dtype: torch.dtype, ids: torch.dtype, width: int) -> None:
+        table = quantize(torch.randn(1000, width), symmetric(S8N, Pattern.channel(), F16))
+        form = EmbeddingProblem(device(), 1000, width, table.chain, dtype)
+        bound = CudaEmbedding("sm90", dtype).bind(form, table)
+        assert bound.table is pack(table), "held once, for a head that is tied to it"
+        tokens = torch.randint(0, 1000, (257,), device="cuda", dtype=ids)
+        poison_allocator()
+        assert torch.equal(bound(tokens).cpu(), table.dequantize()[tokens.long().cpu()].to(dtype))
         tokens[[3, 200]] = torch.tensor([-1, 1000], device="cuda", dtype=ids)
         bad = bound(tokens).isnan().all(dim=-1)
         assert bad.nonzero().flatten().tolist() == [3, 200]

@@ -267,7 +267,9 @@ class CudaAttention:
             return verdict
         group, rest = divmod(problem.num_heads, problem.num_kv_heads)
         if not problem.kv.is_plain:
-            return no(f"stores plain K and V, not {problem.kv}")
+            return no(
+                f"stores plain K and V, not {problem.kv}: take a recipe without kv4, such as w4a8-g128-qoq"
+            )
         if problem.head_dim not in HEAD_DIMS:
             return no(f"head_dim is {problem.head_dim}, not one of {HEAD_DIMS}")
         if rest or not 1 <= group <= MAX_GROUP:

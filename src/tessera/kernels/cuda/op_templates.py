@@ -21,6 +21,11 @@ CASES: list[TemplateCase] = [
     ),
     *grid("elementwise/quantize_rows.cuh", "tessera::quantize_rows<{t}, {s}>", {"t": _TYPES, "s": _SHAPES}),
     *grid("elementwise/embedding.cuh", "tessera::gather_rows<{t}>", {"t": ("tessera::i32", "tessera::i64")}),
+    *grid(
+        "elementwise/gather_tiled.cuh",
+        "tessera::gather_tiled<{t}, {id}>",
+        {"t": _TYPES, "id": ("tessera::i32", "tessera::i64")},
+    ),
     *grid("elementwise/rope_append.cuh", f"tessera::rope_append<{_PAGE}>", {"t": _TYPES, "d": _DIMS}),
     *grid(
         "attention/paged_decode.cuh",

@@ -19,19 +19,21 @@ from typing import Final
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from tessera.kernels.cuda.tiled_rows import STEP, swizzle
 from tessera.kernels.errors import KernelArgumentError
 from tessera.kernels.registry import Layout
 from tessera.numerics.progressive import code_bounds
 from tessera.numerics.qtensor import QTensor, plain
-from tessera.spec import Qtile, group_of
+from tessera.spec import F16, S8N, Chain, Pattern, Qtile, affine_zero, group_of, progressive, symmetric
 
 ROWS: Final = 64
 """Rows of a tile."""
 CODE_BYTES: Final = ROWS * STEP // 2
 PARAM_BYTES: Final = 2 * ROWS
 """Parameters of one group of a tile."""
+GROUP_SIZES: Final = (32, 64, 128)
 _BIAS: Final = 255
 
 
@@ -138,6 +140,46 @@ CHANNELS: Final = Layout("int4_tiles64", 1, "cuda", pack_channels, unpack_channe
 BYTES: Final = Layout("int8_tiles64", 1, "cuda", pack_bytes, unpack_bytes)
 
 
+def layout_of(chain: Chain) -> Layout | None:
+    """The layout that holds weights of `chain`: two levels with groups, or one scale a row; else None."""
+    if chain == symmetric(S8N, Pattern.channel(), F16):
+        return BYTES
+    if chain == affine_zero(4, Pattern.channel()):
+        return CHANNELS
+    group = group_of(chain)
+    if group not in GROUP_SIZES:
+        return None
+    patterns = (Pattern.blocks(1, group, ragged=ragged) for ragged in (False, True))
+    return GROUPS if any(chain == progressive(pattern) for pattern in patterns) else None
+
+
+def packed_bytes(tile: Qtile) -> int:
+    """`PackedWeights.nbytes` of a weight of `tile`."""
+    panels, steps = (-(-size // unit) for size, unit in zip(tile.shape, (ROWS, STEP), strict=True))
+    group = group_of(tile.chain)
+    codes = ROWS * STEP * tile.chain.codes.bits // 8
+    parameters = STEP // group * PARAM_BYTES if group else 0
+    return panels * (steps * (codes + parameters) + ROWS * (4 + 4))
+
+
+def pack(weight: QTensor) -> PackedWeights:
+    """`weight`, of a chain that has a layout, packed on the current CUDA device.
+
+    One that is asked for twice (tied embeddings) is held once, as long as the original lives. Raises
+    KernelArgumentError where a code leaves int8.
+    """
+    layout = layout_of(weight.chain)
+    assert layout is not None, weight.chain
+    held: PackedWeights | None = _packed.get(weight.codes)  # type: ignore[no-untyped-call]
+    if held is None:
+        held = layout.pack(weight.to("cuda"))
+        _packed[weight.codes] = held
+    return held
+
+
+_packed: Final = WeakTensorKeyDictionary()
+
+
 def _pad_rows(x: Tensor) -> Tensor:
     return F.pad(x, (0, 0, 0, -x.shape[0] % ROWS))
 
@@ -162,14 +204,15 @@ def _untile_nibbles(tiles: Tensor) -> Tensor:
 
 def _check_codes(weight: QTensor, codes: Tensor, step: Tensor, zero: Tensor, group: int) -> None:
     low, high = code_bounds(step.float(), zero.float())
-    blocks = codes.view(len(codes), -1, group).float()
-    bad = ((blocks < low[..., None]) | (blocks > high[..., None])).any(-1)
+    blocks = codes.view(len(codes), -1, group)
+    least, most = blocks.amin(-1), blocks.amax(-1)
+    bad = (least < low) | (most > high)
     if bool(bad.any()):
         row, column = (int(i) for i in bad.nonzero()[0])
-        block, s, z = blocks[row, column], int(step[row, column]), int(zero[row, column])
+        s, z = int(step[row, column]), int(zero[row, column])
         raise KernelArgumentError(
-            f"row {row}, group {column} of a weight {tuple(weight.shape)}: codes {int(block.min())}.."
-            f"{int(block.max())} with scale {s} and zero point {z} leave int8 (allowed "
+            f"row {row}, group {column} of a weight {tuple(weight.shape)}: codes {int(least[row, column])}.."
+            f"{int(most[row, column])} with scale {s} and zero point {z} leave int8 (allowed "
             f"{int(low[row, column])}..{int(high[row, column])}); quantize again with the codes clamped"
         )
 
@@ -180,4 +223,4 @@ def _qtensor(tile: Qtile, codes: Tensor, values: dict[str, Tensor]) -> QTensor:
     return QTensor(tile, codes, params)
 
 
-__all__ = ["BYTES", "CHANNELS", "GROUPS", "PackedWeights", "ROWS"]
+__all__ = ["BYTES", "CHANNELS", "GROUPS", "ROWS", "PackedWeights", "layout_of", "pack", "packed_bytes"]
