@@ -13,20 +13,21 @@ FLOOR = {"errors", "version"}
 ALLOWED: dict[str, set[str]] = {
     "spec": set(),
     "hardware": set(),
+    "planner": {"spec", "hardware"},
     "numerics": {"spec"},
     "formats": {"numerics", "spec"},
     "kernels": {"numerics", "spec"},
     "layers": {"kernels", "numerics", "spec"},
     "models": {"layers", "kernels", "numerics", "spec"},
     "quantization": {"models", "layers", "kernels", "formats", "numerics", "spec"},
-    "engine": {"models", "layers", "formats", "kernels", "numerics", "spec"},
+    "engine": {"models", "layers", "formats", "kernels", "planner", "hardware", "numerics", "spec"},
     "server": {"engine"},
     "evaluation": {"engine", "models", "layers", "formats", "kernels", "numerics", "spec"},
 }
 """What each package may import of the others, besides itself and `errors`. `cli` may import everything."""
 
-STDLIB_ONLY = ("spec", "hardware")
-NEVER_TORCH = ("spec", "hardware", "server")
+STDLIB_ONLY = ("spec", "hardware", "planner")
+NEVER_TORCH = ("spec", "hardware", "planner", "server")
 
 
 def modules(package: str) -> list[Path]:

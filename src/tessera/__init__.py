@@ -1,6 +1,6 @@
 """Quantize a language model to W4A8KV4, compile kernels for exactly that format and machine, and serve it.
 
-from tessera import LLM, SamplingParams, quantize
+from tessera import LLM, SamplingParams, plan, quantize
 
 Importing this package loads neither torch nor CUDA; each name below loads what it needs when first used.
 """
@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from tessera.engine.llm import LLM
     from tessera.engine.sampling_params import SamplingParams
+    from tessera.planner import plan
     from tessera.quantization import quantize
 
-__all__ = ["LLM", "SamplingParams", "quantize"]
+__all__ = ["LLM", "SamplingParams", "plan", "quantize"]
 
 _HOMES: Final = {
     "LLM": "tessera.engine.llm",
     "SamplingParams": "tessera.engine.sampling_params",
+    "plan": "tessera.planner",
     "quantize": "tessera.quantization",
 }
 

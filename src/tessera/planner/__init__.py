@@ -1,0 +1,28 @@
+"""What 4-bit will buy, before anyone buys it: memory, floors, ceilings, time and price, with every formula.
+
+Standard library only; imports `spec` and `hardware`.
+"""
+
+from tessera.planner.builtin import MODELS, REFERENCE_7B
+from tessera.planner.errors import (
+    CapacityError,
+    ModelFileError,
+    PlanError,
+    UnknownModelError,
+    UnknownWorkloadError,
+)
+from tessera.planner.model_shape import ModelShape, Part
+from tessera.planner.planning import Plan, make_plan, plan
+from tessera.planner.precision import BASELINES, Precision, precision_of, with_weights
+from tessera.planner.quantity import Quantity, quantity, show
+from tessera.planner.read_model import shape_of
+from tessera.planner.setting import Setting
+from tessera.planner.step import Efficiency, How, StepModel
+from tessera.planner.workload import WORKLOADS, Workload, workload_of
+
+__all__ = [
+    "BASELINES", "MODELS", "REFERENCE_7B", "WORKLOADS", "CapacityError", "Efficiency", "How",
+    "ModelFileError", "ModelShape", "Part", "Plan", "PlanError", "Precision", "Quantity", "Setting",
+    "StepModel", "UnknownModelError", "UnknownWorkloadError", "Workload", "make_plan", "plan", "precision_of",
+    "quantity", "shape_of", "show", "with_weights", "workload_of",
+]  # fmt: skip
