@@ -22,8 +22,9 @@ class Device:
     integer_lanes     lanes a clock and SM of the integer pipe (LOP3, SHF, PRMT), half of the issue slots
     link              bytes/s in one direction to the other devices of a host, all links together
     link_latency      seconds of one message between two devices
-    kernel_seconds    what a kernel costs beside its bytes and operations; 0 where nobody measured it
+    kernel_seconds    what a kernel costs beside its bytes and operations
     dequantizes_int4  whether matrix units take 4-bit weights beside 8- or 16-bit activations themselves
+    measured          whether bandwidth and peaks are what kernels reached here, and not a data sheet's
     sources           where the values come from, by field name; "" stands for all others
     """
 
@@ -40,6 +41,7 @@ class Device:
     link_latency: float = 0.0
     kernel_seconds: float = 0.0
     dequantizes_int4: bool = False
+    measured: bool = False
     sources: Mapping[str, str] = field(default_factory=dict)
 
     @property

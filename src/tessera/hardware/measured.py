@@ -103,6 +103,8 @@ def apply_measured(device: Device, measured: Measured) -> Device:
     }
     if measured.peaks:
         changes["peaks"] = MappingProxyType({**device.peaks, **measured.peaks})
+    if measured.bandwidth is not None and measured.peaks:
+        changes["measured"] = True
     note = f"measured, {measured.source}" + (f", {measured.date}" if measured.date else "")
     sources = {**device.sources, **dict.fromkeys(changes, note)}
     return replace(device, **changes, sources=MappingProxyType(sources))

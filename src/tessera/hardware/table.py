@@ -14,6 +14,10 @@ PCIE_LATENCY: Final = 8e-6
 """One small message between two GPUs of a host: typical values, not from a data sheet."""
 
 
+KERNEL_SECONDS: Final = 2.15e-6
+"""One more kernel in a CUDA graph, as measured on an H200; stands for cards that nobody measured."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Row:
     """GB, GB/s, T/s, GHz; `link` is in one direction, half of what data sheets print."""
@@ -88,8 +92,15 @@ def _device(row: _Row) -> Device:
         clock=row.clock * _GIGA,
         link=row.link * _GIGA,
         link_latency=latency,
+        kernel_seconds=KERNEL_SECONDS,
         dequantizes_int4=row.dequantizes_int4,
-        sources=MappingProxyType({"": row.source, "link_latency": "typical value"}),
+        sources=MappingProxyType(
+            {
+                "": row.source,
+                "link_latency": "typical value",
+                "kernel_seconds": "as measured on an H200 (benchmarks/results/probe_h200.json)",
+            }
+        ),
     )
 
 

@@ -4,6 +4,8 @@ Standard library only; imports `spec` and `hardware`.
 """
 
 from tessera.planner.builtin import MODELS, REFERENCE_7B
+from tessera.planner.compare import Candidate, compare
+from tessera.planner.decide import Decision, Verdict, decide, table
 from tessera.planner.errors import (
     CapacityError,
     ModelFileError,
@@ -11,6 +13,7 @@ from tessera.planner.errors import (
     UnknownModelError,
     UnknownWorkloadError,
 )
+from tessera.planner.levers import LEVERS, Lever
 from tessera.planner.model_shape import ModelShape, Part
 from tessera.planner.planning import Plan, make_plan, plan
 from tessera.planner.precision import BASELINES, Precision, precision_of, with_weights
@@ -21,8 +24,9 @@ from tessera.planner.step import Efficiency, How, StepModel
 from tessera.planner.workload import WORKLOADS, Workload, workload_of
 
 __all__ = [
-    "BASELINES", "MODELS", "REFERENCE_7B", "WORKLOADS", "CapacityError", "Efficiency", "How",
-    "ModelFileError", "ModelShape", "Part", "Plan", "PlanError", "Precision", "Quantity", "Setting",
-    "StepModel", "UnknownModelError", "UnknownWorkloadError", "Workload", "make_plan", "plan", "precision_of",
-    "quantity", "shape_of", "show", "with_weights", "workload_of",
+    "BASELINES", "LEVERS", "MODELS", "REFERENCE_7B", "WORKLOADS", "Candidate", "CapacityError", "Decision",
+    "Efficiency", "How", "Lever", "ModelFileError", "ModelShape", "Part", "Plan", "PlanError", "Precision",
+    "Quantity", "Setting", "StepModel", "UnknownModelError", "UnknownWorkloadError", "Verdict", "Workload",
+    "compare", "decide", "make_plan", "plan", "precision_of", "quantity", "shape_of", "show", "table",
+    "with_weights", "workload_of",
 ]  # fmt: skip

@@ -144,8 +144,7 @@ def dequantization(setting: Setting, batch: int) -> Section:
 def prefill(setting: Setting, batch: int) -> Section:
     """The prompt: operations, time, and when the first token comes."""
     load, costs = setting.workload, setting.step
-    tokens = load.computed_prompt if load else setting.prompt
-    cached = setting.prompt - tokens
+    tokens, cached = (load.computed_prompt, load.cached_prompt) if load else (setting.prompt, 0.0)
     active = active_parameters(setting.model)
     time = costs.prefill(tokens, cached, setting.prefill_efficiency)
     tpot = costs.decode("predicted", batch, setting.decode_context)

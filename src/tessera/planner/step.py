@@ -30,7 +30,7 @@ KERNELS_PER_STEP: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class Efficiency:
-    """Shares of bandwidth and peak that kernels reach, as measured on one H200 (notes/2026-11-30-planner.md).
+    """Shares of bandwidth and peak that kernels reach (notes/2026-11-30-planner.md).
 
     products   of the bandwidth, by linear layers bound by memory
     attention  of the bandwidth, by decode attention
@@ -38,10 +38,17 @@ class Efficiency:
     prefill    of the peak, by a whole prefill
     """
 
-    products: float = 0.94
-    attention: float = 0.93
-    compute: float = 0.90
-    prefill: float = 0.75
+    products: float
+    attention: float
+    compute: float
+    prefill: float
+
+
+OF_MEASURED: Final = Efficiency(products=0.92, attention=0.93, compute=0.90, prefill=0.82)
+"""Of what the best simple kernel reached on the same device: this package's engine on one H200."""
+
+OF_DATA_SHEET: Final = Efficiency(products=0.86, attention=0.87, compute=0.70, prefill=0.50)
+"""Of a data sheet's values: the same engine and card; for prefill the lecture's half."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +57,8 @@ class StepModel:
 
     dequant     how 4-bit weights are unpacked
     hidden      whether unpacking overlaps with memory traffic and products; otherwise it adds to them
-    efficiency  for predictions
+    efficiency  for predictions; None: what was measured on an H200, of measured or data sheet values as the
+                device has them
 
     Raises PlanError where the heads do not divide among the devices.
     """
@@ -62,12 +70,17 @@ class StepModel:
     kv_params: KvParams = "counted"
     dequant: Scheme = SCHEMES["one-imad-u8"]
     hidden: bool = True
-    efficiency: Efficiency = Efficiency()
+    efficiency: Efficiency | None = None
 
     def __post_init__(self) -> None:
         check_split(self.model, self.tp)
         if self.tp > 1:
             check_link(self.device)
+
+    @cached_property
+    def reached(self) -> Efficiency:
+        """Shares of bandwidth and peaks that predictions use."""
+        return self.efficiency or (OF_MEASURED if self.device.measured else OF_DATA_SHEET)
 
     @cached_property
     def kv_per_token(self) -> float:
@@ -125,7 +138,7 @@ class StepModel:
             "layers": self.model.layers,
             "q_size": self.model.q_size / self.tp,
             "attention_peak": self._attention_peak(),
-            "efficiency": self.efficiency.prefill if efficiency is None else efficiency,
+            "efficiency": self.reached.prefill if efficiency is None else efficiency,
             "weights": self._read()[1]["weights"] + self._read()[1].get("expert", 0.0),
             "bandwidth": self.device.bandwidth,
         }
@@ -162,9 +175,9 @@ class StepModel:
         unpack = ", unpack" if self.hidden else ""
         inputs |= {"unpack": self.unpack} if self.hidden else {}
         inputs |= {
-            "products_reach": self.efficiency.products,
-            "compute_reach": self.efficiency.compute,
-            "attention_reach": self.efficiency.attention,
+            "products_reach": self.reached.products,
+            "compute_reach": self.reached.compute,
+            "attention_reach": self.reached.attention,
             "kernels": KERNELS_PER_LAYER * self.model.layers + KERNELS_PER_STEP,
             "kernel_seconds": self.device.kernel_seconds,
         }

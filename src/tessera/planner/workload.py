@@ -47,6 +47,11 @@ class Workload:
         """Prompt tokens that have to be computed."""
         return max(1.0, self.prompt * (1 - self.prefix_hit))
 
+    @property
+    def cached_prompt(self) -> float:
+        """Prompt tokens found in the cache."""
+        return self.prompt - self.computed_prompt
+
 
 WORKLOADS: Final = MappingProxyType(
     {

@@ -1,0 +1,54 @@
+"""W4, A8 and KV4 as three switches that can be priced apart, and the recipes that their combinations are."""
+
+from dataclasses import replace
+from typing import Final, Literal
+
+from tessera.planner.model_shape import ModelShape
+from tessera.planner.precision import Precision, precision_of
+from tessera.spec import GROUPS
+
+Lever = Literal["W4", "A8", "KV4"]
+
+LEVERS: Final[tuple[Lever, ...]] = ("W4", "A8", "KV4")
+
+_RECIPES: Final[dict[frozenset[Lever], str]] = {
+    frozenset(): "bf16",
+    frozenset({"W4"}): "w4a16-{group}",
+    frozenset({"A8"}): "w8a8-chn",
+    frozenset({"W4", "A8"}): "w4a8-{group}",
+    frozenset({"W4", "KV4"}): "w4a16kv4-{group}",
+    frozenset({"A8", "KV4"}): "w8a8kv4-chn",
+    frozenset({"W4", "A8", "KV4"}): "qoq-{group}",
+}
+
+
+def group_of(model: ModelShape) -> str:
+    """The largest group that divides the inputs of every linear layer, or chn."""
+    inputs = model.linear_inputs().values()
+    legal = [group for group in GROUPS if all(size % group == 0 for size in inputs)]
+    return f"g{max(legal)}" if legal else "chn"
+
+
+def recipe_of(levers: frozenset[Lever], model: ModelShape) -> str | None:
+    """What to quantize to for these levers; None for KV4 alone, which no recipe is."""
+    text = _RECIPES.get(levers)
+    return text and text.format(group=group_of(model))
+
+
+def with_levers(levers: frozenset[Lever], model: ModelShape) -> Precision:
+    """A precision with just these switched on, all else 16-bit.
+
+    A8 alone is int8 products at 16-bit weights: no real format, but what A8 buys apart from the 8-bit weights
+    that come with it.
+    """
+    base, group = precision_of("bf16"), group_of(model)
+    full, weights = precision_of(f"qoq-{group}"), precision_of(f"w4a16-{group}")
+    found = replace(base, name="+".join(lever for lever in LEVERS if lever in levers) or "bf16")
+    if "W4" in levers:
+        chain = full.linear if "A8" in levers else weights.linear
+        found = replace(found, weight_bits=4, linear=chain)
+    if "A8" in levers:
+        found = replace(found, activation_bits=8, compute="int8", head_compute="int8")
+    if "KV4" in levers:
+        found = replace(found, kv_bits=4, kv=full.kv)
+    return found
