@@ -14,7 +14,7 @@ from tessera.kernels.registry import YES, Registry
 
 
 def run(*args):
-    result = CliRunner().invoke(app, ["doctor", "--json", *args])
+    result = CliRunner().invoke(app, ["doctor", "--json", "--no-speed", *args])
     return result.exit_code, {c["topic"]: c for c in json.loads(result.stdout)["checks"]}
 
 
@@ -27,7 +27,7 @@ def test_healthy_machine():
 
 
 def test_table_shows_the_same_topics():
-    result = CliRunner().invoke(app, ["doctor", "--no-kernels"])
+    result = CliRunner().invoke(app, ["doctor", "--no-kernels", "--no-speed"])
     _, checks = run("--no-kernels")
     assert [line.split()[0] for line in result.stdout.splitlines()] == ["topic", *checks]
 

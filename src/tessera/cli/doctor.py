@@ -13,6 +13,7 @@ from typing import Annotated, Final, Literal
 import typer
 
 from tessera.cli import console
+from tessera.errors import InvalidRequestError
 from tessera.version import __version__
 
 Status = Literal["ok", "info", "warn", "fail"]
@@ -36,18 +37,57 @@ def doctor(
     every: Annotated[
         bool, typer.Option("--all", help="List kernels that are not chosen too, with their reasons.")
     ] = False,
+    speed: Annotated[
+        bool, typer.Option(help="Measure bandwidth, products and launches, in less than a minute.")
+    ] = True,
+    save: Annotated[
+        bool, typer.Option("--save", help="Keep what was measured for tessera plan (TESSERA_HARDWARE).")
+    ] = False,
 ) -> None:
-    """Report Python, torch, CPU, compiler, kernel cache, GPU and kernels, and run each kernel once.
+    """Report Python, torch, CPU, compiler, kernel cache, GPU and kernels, run each kernel once, and measure
+    the speeds that `tessera plan` predicts from.
 
     Exit code 1 if something that tessera needs is missing or wrong.
     """
+    if save and not speed:
+        raise InvalidRequestError("--save keeps what --speed measures: leave --no-speed out", "save")
     checks = list(_checks(kernels, every))
+    if speed and not any(check.status == "fail" for check in checks):
+        checks += _speeds(save)
     if as_json:
         print(json.dumps({"version": __version__, "checks": [asdict(c) for c in checks]}, indent=2))
     else:
         console.table(("topic", "status", "finding"), [(c.topic, c.status, _finding(c)) for c in checks])
     if any(check.status == "fail" for check in checks):
         raise typer.Exit(1)
+
+
+def _speeds(save: bool) -> list[Check]:
+    """One line for each value measured, and where they were kept."""
+    from tessera.cli import doctor_speed
+
+    found: list[doctor_speed.Bench] = []
+    checks: list[Check] = []
+    for bench in doctor_speed.benches():
+        found.append(bench)
+        checks += [
+            Check(f"{bench.name} {doctor_speed.label(speed)}", "ok", doctor_speed.text(speed))
+            for speed in bench.speeds
+        ]
+        if bench.error:
+            checks.append(Check(f"{bench.name} speed", "warn", bench.error))
+    if save:
+        path = doctor_speed.save(found)
+        checks.append(
+            Check(
+                "saved",
+                "ok",
+                f"{path}: tessera plan --gpu {' or '.join(b.name for b in found if not b.error)}",
+            )
+            if path
+            else Check("saved", "warn", "nothing: no device was measured whole")
+        )
+    return checks
 
 
 def _finding(check: Check) -> str:

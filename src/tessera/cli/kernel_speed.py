@@ -4,6 +4,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import cycle
 from typing import Final
@@ -74,7 +75,12 @@ def _copies(recipe: Recipe, values: Tensor) -> list[Linear]:
     stored = LinearWeights(weight, None, recipe.activation_chain())
     target = Target(device(), torch.float32)
     first = Linear(target, stored)
-    return [first, *(Linear(target, stored) for _ in range(_count(first.nbytes) - 1))]
+    return [first, *(Linear(target, _another(stored)) for _ in range(_count(first.nbytes) - 1))]
+
+
+def _another(stored: LinearWeights) -> LinearWeights:
+    """The same in memory of its own: what is packed once is shared by all that have the same codes."""
+    return replace(stored, weight=replace(stored.weight, codes=stored.weight.codes.clone()))
 
 
 def _count(nbytes: int) -> int:

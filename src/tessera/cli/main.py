@@ -37,7 +37,7 @@ VERBS: Final[dict[str, tuple[Callable[..., Any] | typer.Typer, str]]] = {
     "serve": (serve, "tessera serve out --port 8000"),
     "chat": (chat, "tessera chat out --system 'Answer in one sentence.'"),
     "bench": (bench, "tessera bench throughput out --case 1x512x64"),
-    "doctor": (doctor, "tessera doctor --json"),
+    "doctor": (doctor, "tessera doctor --save"),
 }
 
 

@@ -21,3 +21,11 @@ class CapacityError(InvalidRequestError):
 
 class UnknownWorkloadError(InvalidRequestError):
     """No workload of that name. Offers the known ones."""
+
+
+class TraceError(InvalidRequestError):
+    """A file of recorded requests has bad rows, or too few. Names lines."""
+
+
+class UnreachableError(InvalidRequestError):
+    """No number of GPUs keeps the promise. Carries what one request alone takes."""
