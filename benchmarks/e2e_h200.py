@@ -1,6 +1,7 @@
-"""An 8B Llama shape with random bf16 weights end to end; notes/2026-11-30-cuda-kernels.md.
+"""An 8B Llama shape with random weights end to end; notes/2026-11-30-cuda-kernels.md and -gemm-engine.md.
 
-    python benchmarks/e2e_h200.py [--cases 256x1024x512,1x1024x256] [--out benchmarks/results/e2e_h200.json]
+    python benchmarks/e2e_h200.py [--recipes bf16,w4a8-g128] [--cases 256x1024x512,1x1024x256]
+        [--out benchmarks/results/e2e_h200.json]
 
 Offline, greedy, every request at once, as the rows of the peers were measured: a run with one output token
 gives the prefill rate, the full run the rest (TPOT is its time beyond the first, by the tokens beyond one).
@@ -8,6 +9,7 @@ The breakdown is what the device did in steady decode steps, by the profiler; ga
 """
 
 import argparse
+import gc
 import json
 import logging
 import random
@@ -31,7 +33,7 @@ from tessera.formats import open_checkpoint
 from tessera.kernels.jit.cache import ArtifactCache
 from tessera.kernels.jit.nvrtc import ARTIFACT
 
-MODEL = "llama-3-8b shape, random bf16"
+MODEL = "llama-3-8b shape, random weights, 16-bit KV"
 LLAMA_3_8B = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 128256, "hidden_size": 4096,
     "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
@@ -44,7 +46,8 @@ Span = tuple[float, float, str]
 """Start and end of what the device did, in microseconds, and its name."""
 GEMM_MARKS = ("gemm", "nvjet", "cutlass", "gemv", "splitK", "cublas")
 OURS = {
-    "paged_": "attention", "rope_append": "rope", "rms_norm": "norm", "silu_mul": "activation",
+    "gemm::": "gemm", "paged_": "attention", "rope_append": "rope", "rms_norm": "norm",
+    "silu_mul": "activation", "quantize_rows": "quantize", "gather_tiled": "embedding",
     "sample_rows": "sampling", "gather_rows": "embedding", "resolve_tokens": "embedding",
 }  # fmt: skip
 
@@ -60,7 +63,7 @@ def run(core: OverlappedCore, prompts: Sequence[Sequence[int]], output: int) -> 
     return time.perf_counter() - start
 
 
-def measure(core: OverlappedCore, batch: int, prompt: int, output: int) -> Row:
+def measure(core: OverlappedCore, recipe: str, batch: int, prompt: int, output: int) -> Row:
     generator = random.Random(batch)
 
     def prompts() -> list[list[int]]:
@@ -68,13 +71,14 @@ def measure(core: OverlappedCore, batch: int, prompt: int, output: int) -> Row:
         return [generator.choices(range(1000, 100000), k=prompt) for _ in range(batch)]
 
     run(core, prompts()[:4], 2)
-    prefill = min(run(core, prompts(), 1) for _ in range(2))
+    prefill = run(core, prompts(), 1)
     total = run(core, prompts(), output)
     decode = total - prefill
     row: Row = {
-        "system": "tessera", "model": MODEL, "op": "generate", "batch": batch, "prompt": prompt,
-        "output": output, "prefill_tok_s": round(batch * prompt / prefill), "total_s": round(total, 3),
-        "tok_s": round(batch * output / total), "decode_tok_s": round(batch * (output - 1) / decode),
+        "system": "tessera", "model": MODEL, "recipe": recipe, "op": "generate", "batch": batch,
+        "prompt": prompt, "output": output, "prefill_tok_s": round(batch * prompt / prefill),
+        "total_s": round(total, 3), "tok_s": round(batch * output / total),
+        "decode_tok_s": round(batch * (output - 1) / decode),
         "tpot_ms": round(decode / (output - 1) * 1e3, 3),
     }  # fmt: skip
     for name, value in VLLM_BF16.get((batch, prompt, output), {}).items():
@@ -82,7 +86,7 @@ def measure(core: OverlappedCore, batch: int, prompt: int, output: int) -> Row:
     return row
 
 
-def breakdown(core: OverlappedCore, batch: int, prompt: int, steps: int = 8) -> list[Row]:
+def breakdown(core: OverlappedCore, recipe: str, batch: int, prompt: int, steps: int = 8) -> list[Row]:
     """Microseconds a decode step by kind of kernel, over `steps` steps in the middle of a run, then a row for
     each of the pairs of kernels that lose most time between them.
     """
@@ -99,7 +103,7 @@ def breakdown(core: OverlappedCore, batch: int, prompt: int, steps: int = 8) -> 
         torch.cuda.synchronize()
     while core.has_unfinished:
         core.step()
-    case = {"system": "tessera", "model": MODEL, "batch": batch, "context": prompt + 32}
+    case = {"system": "tessera", "model": MODEL, "recipe": recipe, "batch": batch, "context": prompt + 32}
     events = [e for e in trace.events() if e.device_type == torch.autograd.DeviceType.CUDA]
     spans = sorted((e.time_range.start, e.time_range.end, e.name) for e in events)
     step = {**case, "op": "decode_step", **_by_kind(spans)}
@@ -147,11 +151,11 @@ def _largest_gaps(spans: list[Span], count: int = 6) -> list[dict[str, object]]:
     return sorted(rows, key=lambda row: -row["us_step"])[:count]
 
 
-def build(directory: Path, seqs: int, length: int) -> tuple[OverlappedCore, Row]:
+def build(directory: Path, recipe: str, seqs: int, length: int) -> tuple[OverlappedCore, Row]:
     (directory / "config.json").write_text(json.dumps(LLAMA_3_8B))
     config = EngineConfig(
         max_model_len=length, max_num_seqs=seqs, max_num_batched_tokens=8192, memory_fraction=0.95,
-        load_format="dummy", seed=0,
+        load_format="dummy", recipe=None if recipe == "bf16" else recipe, seed=0,
     )  # fmt: skip
     warm = any(ArtifactCache().root.rglob(ARTIFACT))
     started = time.perf_counter()
@@ -160,8 +164,9 @@ def build(directory: Path, seqs: int, length: int) -> tuple[OverlappedCore, Row]
     phases = {f"{name.replace(' ', '_')}_s": round(s, 2) for name, s in core.info.startup_seconds.items()}
     total = round(time.perf_counter() - started, 2)
     return core, {
-        "system": "tessera", "model": MODEL, "op": "start", "kernel_cache": "warm" if warm else "cold",
-        "total_s": total, **phases,
+        "system": "tessera", "model": MODEL, "recipe": recipe, "op": "start",
+        "kernel_cache": "warm" if warm else "cold", "total_s": total,
+        "weight_gb": round(core.info.weight_bytes / 1e9, 2), **phases,
     }  # fmt: skip
 
 
@@ -179,25 +184,36 @@ def load_rate(directory: Path, layers: int = 6) -> Row:
     return {**row, "gb_s": round(weights.rate_gbs, 2)}
 
 
+def recipe_rows(directory: Path, recipe: str, cases: Sequence[tuple[int, ...]]) -> list[Row]:
+    """Start, cases and where their steps go, of one engine that is gone afterwards."""
+    seqs, length = max(c[0] for c in cases), max(c[1] + c[2] for c in cases)
+    core, start = build(directory, recipe, seqs, length)
+    rows = [start]
+    print(start, flush=True)
+    for batch, prompt, output in cases:
+        for row in (measure(core, recipe, batch, prompt, output), *breakdown(core, recipe, batch, prompt)):
+            rows.append(row)
+            print(row, flush=True)
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--recipes", default="bf16,w4a8-g128", help="bf16, or what --recipe of serve takes")
     parser.add_argument("--cases", default="1x1024x256,8x1024x256,64x1024x256,256x1024x512")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "e2e_h200.json")
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     cases = [tuple(map(int, case.split("x"))) for case in args.cases.split(",")]
     with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
-        seqs, length = max(c[0] for c in cases), max(c[1] + c[2] for c in cases)
         rows = [load_rate(Path(directory))]
         print(rows[0], flush=True)
         torch.cuda.empty_cache()
-        core, start = build(Path(directory), seqs, length)
-        rows.append(start)
-        print(start, flush=True)
-        for batch, prompt, output in cases:
-            for row in (measure(core, batch, prompt, output), *breakdown(core, batch, prompt)):
-                rows.append(row)
-                print(row, flush=True)
+        for recipe in args.recipes.split(","):
+            rows += recipe_rows(Path(directory), recipe, cases)
+            gc.unfreeze()
+            gc.collect()
+            torch.cuda.empty_cache()
     write_results(args.out, rows)
 
 

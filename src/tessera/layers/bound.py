@@ -2,6 +2,7 @@
 
 from functools import cached_property
 
+from tessera.kernels.errors import KernelArgumentError
 from tessera.layers.embedding import Embedding
 from tessera.layers.linear import Linear, LinearWeights, SideBySide, fuse
 from tessera.layers.paged import PagedAttention
@@ -25,7 +26,11 @@ class KernelLayers:
         return self.weights.config
 
     def linear(self, *names: str) -> Linear | SideBySide:
-        return fuse(self.target, [self._linear_weights(name) for name in names])
+        """Raises also KernelArgumentError, with the layers' names, where a kernel refuses the values."""
+        try:
+            return fuse(self.target, [self._linear_weights(name) for name in names])
+        except KernelArgumentError as error:
+            raise KernelArgumentError(f"{', '.join(names)}: {error}") from error
 
     def _linear_weights(self, name: str) -> LinearWeights:
         bias = f"{name}.bias"

@@ -47,6 +47,9 @@ TESSERA_DEVICE void quantize_row(const Floats8 (&x)[kVecs], int width, i8* codes
   const bool empty = fitted < kSmallestNormal;
   const float inverse = empty ? 0.0f : __frcp_rn(fitted);
   const int row = blockIdx.x, atoms = div_up(gridDim.x, kAtom), padded = round_up(width, kStep) / kLane;
+  static_assert(kThreads * kLane % kStep == 0, "a thread's vectors lie at one place of their tiles");
+  codes += tiled_offset(row, threadIdx.x * kLane, atoms);
+  const i64 stride = static_cast<i64>(kThreads * kLane / kStep) * atoms * (kAtom * kStep);
   i32 sum = 0;
 #pragma unroll
   for (int k = 0; k < kVecs; ++k) {
@@ -59,7 +62,7 @@ TESSERA_DEVICE void quantize_row(const Floats8 (&x)[kVecs], int width, i8* codes
       sum += c[i];
     }
     const uint2 packed = make_uint2(pack_bytes(c[0], c[1], c[2], c[3]), pack_bytes(c[4], c[5], c[6], c[7]));
-    *reinterpret_cast<uint2*>(codes + tiled_offset(row, vec * kLane, atoms)) = packed;
+    *reinterpret_cast<uint2*>(codes + k * stride) = packed;
   }
   sum = block_reduce<kThreads>(sum, Sum{}, sums);
   if (threadIdx.x == 0) {
