@@ -132,7 +132,7 @@ def stream_cases() -> list[StreamCase]:
     cases += [StreamCase(*tile, cluster=2, m=tile[0], **one) for tile in (deep, wide)]
     for tile in (tall, deep, wide):
         for cluster in (1, 2):
-            cases += [StreamCase(*tile, group, cluster, **many) for group in (True, False)]
+            cases += [StreamCase(*tile, way, cluster, **many) for way in ("MultiplyAdd", "Channel")]
             # A long K leaves the epilogue out of the picture.
             cases.append(StreamCase(*tile, cluster=cluster, **{**many, "k": 28672}))
         cases += [StreamCase(*tile, once=once, **{**many, "k": 28672}) for once in (1, 2, 3, 4, 7)]
@@ -157,7 +157,7 @@ def stream() -> list[Row]:
         rows.append(
             {
                 "op": "stream_gemm",
-                "recipe": "w4a8-g128" if case.group else "w4a8-chn",
+                "recipe": "w4a8-chn" if case.way == "Channel" else "w4a8-g128",
                 "m": case.m,
                 "n": case.n,
                 "k": case.k,
@@ -173,7 +173,7 @@ def stream() -> list[Row]:
                 "sm_mhz": round(float(case.cycles.double().median()) / us),
             }
         )
-        del case.weights, case.x, case.x_tiled, case.y
+        case.free()
     return rows
 
 
@@ -328,7 +328,7 @@ def compiling() -> list[Row]:
         insts = [
             Instantiation("probe/stream_gemm.cuh", config.format(s, g, c), "sm_90a")
             for s in (4, 5, 6, 7)
-            for g in ("true", "false")
+            for g in ("tessera::probe::MultiplyAdd", "tessera::probe::Channel")
             for c in (1, 2)
         ]
         with tempfile.TemporaryDirectory() as root:

@@ -62,9 +62,20 @@ CASES: list[TemplateCase] = [
     ),
     *grid(
         "probe/stream_gemm.cuh",
-        "tessera::probe::stream_gemm<tessera::probe::StreamConfig<{tokens}, {warpgroups}, 1, 4, {group}, "
-        "{cluster}, 0>>",
-        {"tokens": (64, 128), "warpgroups": (2, 3, 4), "group": _BOTH, "cluster": (1, 2)},
+        "tessera::probe::stream_gemm<tessera::probe::StreamConfig<{tokens}, {warpgroups}, 1, 4, "
+        "tessera::probe::{way}, {cluster}, 0>>",
+        {
+            "tokens": (64, 128),
+            "warpgroups": (2, 3, 4),
+            "way": ("Channel", "MultiplyAdd", "RowOrder", "SubtractAfter", "HalfFloats", "Padded<8>"),
+            "cluster": (1, 2),
+        },
+        HOPPER,
+    ),
+    *grid(
+        "probe/stream_gemm.cuh",
+        "tessera::probe::stream_gemm<tessera::probe::StreamConfig<64, 2, 1, 4, tessera::probe::{way}, 1, 0>>",
+        {"way": ("SubtractBefore", "Naive", "PartialSums")},
         HOPPER,
     ),
 ]

@@ -1,4 +1,4 @@
-// The W4A8 data flow on trial: y[m, n] = bf16((sum_k x[m, k] w[n, k] - offset[n] rowsum[m]) * s_n[n] * s_m[m]) with
+// The W4A8 (and, with Bytes, W8A8) data flow on trial: y[m, n] = bf16((sum_k x[m, k] w[n, k] - offset[n] rowsum[m]) * s_n[n] * s_m[m]) with
 // 4-bit weights streamed from global memory by bulk copies, unpacked in registers and fed to wgmma as operand A.
 // A probe: whole tiles only and no split of K, so that the number is the main loop's and the epilogue's.
 #pragma once
@@ -8,25 +8,25 @@
 #include "common/mbarrier.cuh"
 #include "common/sync.cuh"
 #include "common/wgmma.cuh"
+#include "probe/dequant_ways.cuh"
 
 namespace tessera::probe {
 
-constexpr int kTileBytes = 4096 + 128;  // 64 rows x K = 128: codes [2][128 threads][16 bytes], then parameters
-
-// kTokens: rows of x a tile; kConsumers: warpgroups that multiply, with kRowTiles tiles of 64 rows each; kGroup: scale and offset per group of 128,
-// else the codes are used as they are; kCluster: blocks that share a tile of x by multicast. kOnce leaves work out
-// to see what it costs: bit 0 loads x, bit 1 the weights, only in the first turn of the ring; bit 2 unpacks no weights.
-template <int kTokens_, int kConsumers_, int kRowTiles_, int kStages_, bool kGroup_, int kCluster_, int kOnce_>
+// kTokens: rows of x a tile; kConsumers: warpgroups that multiply, with kRowTiles tiles of 64 rows each; Way: from codes
+// to operands (dequant_ways.cuh); kCluster: blocks that share a tile of x by multicast. kOnce leaves work out to see
+// what it costs: bit 0 loads x, bit 1 the weights, only in the first turn of the ring; bit 2 unpacks no weights.
+template <int kTokens_, int kConsumers_, int kRowTiles_, int kStages_, class Way_, int kCluster_, int kOnce_>
 struct StreamConfig {
   static constexpr int kTokens = kTokens_, kRowTiles = kRowTiles_, kStages = kStages_, kCluster = kCluster_;
   static constexpr int kOnce = kOnce_;
-  static constexpr bool kGroup = kGroup_;
+  using Way = Way_;
   static constexpr int kConsumers = kConsumers_, kThreads = kWarpgroup * (1 + kConsumers);
   // What the block was launched with, dealt anew: 168 x 384, 128 x 512 or 96 x 640 registers.
   static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32;
   static constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : kConsumers == 3 ? 160 : 112;
   static constexpr int kTiles = kConsumers * kRowTiles;  // weight tiles a block and step
   static constexpr int kActivationBytes = kTokens * 128;
+  static constexpr int kTileBytes = Way::kTileBytes;
   static constexpr int kWeightBytes = kTiles * kTileBytes;
   static constexpr int kStageBytes = kActivationBytes + kWeightBytes;
   static constexpr int kOutputBytes = 2 * 32 * 128;  // two buffers of 32 tokens x 64 rows of bf16
@@ -35,7 +35,7 @@ struct StreamConfig {
 };
 
 struct StreamArgs {
-  const u8* weights;      // [n / 64][k / 128][kTileBytes]
+  const u8* weights;      // [n / 64][k / 128][C::kTileBytes]
   const u8* activations;  // [m / kTokens][k / 128][kTokens][128], 128-byte swizzle
   const i32* offsets;     // [n]
   const float* row_scale;  // [n]
@@ -80,7 +80,7 @@ TESSERA_DEVICE void stream_produce(const StreamArgs& p, const StreamSmem<C>& sme
   const u32 rank = C::kCluster > 1 ? cluster_rank() : 0;
   constexpr int kPart = C::kActivationBytes / C::kCluster;
   for_each_tile<C>(p, [&](int token_tile, int panel) {
-    const u8* w = p.weights + static_cast<i64>(panel) * C::kTiles * p.steps * kTileBytes;
+    const u8* w = p.weights + static_cast<i64>(panel) * C::kTiles * p.steps * C::kTileBytes;
     const u8* x = p.activations + static_cast<i64>(token_tile) * p.steps * C::kActivationBytes + rank * kPart;
     for (int k = 0; k < p.steps; ++k) {
       mbarrier_wait(smem.empty + ring.stage * 8, ring.parity ^ 1);
@@ -90,8 +90,8 @@ TESSERA_DEVICE void stream_produce(const StreamArgs& p, const StreamSmem<C>& sme
       mbarrier_arrive_expect(full, with_x * C::kActivationBytes + with_w * C::kWeightBytes);
 #pragma unroll
       for (int i = 0; with_w && i < C::kTiles; ++i) {
-        bulk_load(smem.weights(ring.stage) + i * kTileBytes, w + (static_cast<i64>(i) * p.steps + k) * kTileBytes,
-                  kTileBytes, full);
+        bulk_load(smem.weights(ring.stage) + i * C::kTileBytes, w + (static_cast<i64>(i) * p.steps + k) * C::kTileBytes,
+                  C::kTileBytes, full);
       }
       const u32 to = smem.activations(ring.stage) + rank * kPart;
       if (with_x) {
@@ -106,26 +106,42 @@ TESSERA_DEVICE void stream_produce(const StreamArgs& p, const StreamSmem<C>& sme
 
 // A thread's share of one 64 x 128 tile: 64 codes, and one word of parameters for its two rows.
 struct Packed {
-  uint4 half[2];
+  uint4 codes[2];
   u32 parameters;
 };
 
+// Codes in row order, [64 rows][64 bytes], two columns a byte: a fragment's four columns are two bytes.
+TESSERA_DEVICE u32 load_scattered(u32 tile, int row, int step, int t) {
+  u32 lo, hi;
+  asm volatile("ld.shared.u16 %0, [%1];" : "=r"(lo) : "r"(tile + row * 64 + step * 16 + 2 * t));
+  asm volatile("ld.shared.u16 %0, [%1];" : "=r"(hi) : "r"(tile + row * 64 + step * 16 + 8 + 2 * t));
+  // Columns 0 ... 3 to the low nibbles of four bytes, 16 ... 19 to the high ones.
+  const auto spread = [](u32 x) { return prmt(x & 0x0F0Fu, (x >> 4) & 0x0F0Fu, 0x5140); };
+  return spread(lo) | spread(hi) << 4;
+}
+
+template <class Way>
 TESSERA_DEVICE Packed load_packed(u32 tile, int thread) {
   Packed w;
-  w.half[0] = load_shared(tile + thread * 16);
-  w.half[1] = load_shared(tile + 2048 + thread * 16);
+  if constexpr (Way::kRowMajor) {
+    const int row = thread / kWarp * 16 + thread % kWarp / 4, t = thread % 4;
+    u32 x[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) x[i] = load_scattered(tile, row + i % 2 * 8, i / 2, t);
+    w.codes[0] = make_uint4(x[0], x[1], x[2], x[3]), w.codes[1] = make_uint4(x[4], x[5], x[6], x[7]);
+  } else {
+    w.codes[0] = load_shared(tile + thread * 16), w.codes[1] = load_shared(tile + 2048 + thread * 16);
+  }
   asm volatile("ld.shared.b32 %0, [%1];" : "=r"(w.parameters) : "r"(tile + 4096 + thread / 4 * 4));
   return w;
 }
 
-template <bool kGroup>
-TESSERA_DEVICE void unpack(u32 (&a)[4], u32 first, u32 second, u32 p) {
-  a[0] = first & 0x0F0F0F0Fu, a[2] = (first >> 4) & 0x0F0F0F0Fu;
-  a[1] = second & 0x0F0F0F0Fu, a[3] = (second >> 4) & 0x0F0F0F0Fu;
-  if constexpr (kGroup) {
-    const u32 s0 = p & 0xff, o0 = broadcast_byte<1>(p), s1 = (p >> 16) & 0xff, o1 = broadcast_byte<3>(p);
-    a[0] = a[0] * s0 + o0, a[2] = a[2] * s0 + o0, a[1] = a[1] * s1 + o1, a[3] = a[3] * s1 + o1;
-  }
+// Sums of one group, scaled, onto those of the groups before it; the rows' scales are bytes 0 and 2 of `parameters`.
+template <int N>
+TESSERA_DEVICE void add_group(float (&total)[N], const i32 (&acc)[N], u32 parameters) {
+  const float s0 = static_cast<float>(parameters & 0xff), s1 = static_cast<float>((parameters >> 16) & 0xff);
+#pragma unroll
+  for (int i = 0; i < N; ++i) total[i] += static_cast<float>(acc[i]) * (i % 4 < 2 ? s0 : s1);
 }
 
 template <class C>
@@ -163,9 +179,9 @@ TESSERA_DEVICE uint2 load_pair(u32 address) {
   return x;
 }
 
-template <class C>
+template <class C, class Sum>
 TESSERA_DEVICE void stream_epilogue(const StreamArgs& p, const StreamSmem<C>& smem, int consumer, int token_tile, int row,
-                                    const RowParameters& rows, const i32 (&acc)[C::kTokens / 2]) {
+                                    const RowParameters& rows, const Sum (&acc)[C::kTokens / 2]) {
   const int thread = threadIdx.x % kWarpgroup, warp = thread / kWarp, lane = lane_id(), t = lane % 4;
   const int m = token_tile * C::kTokens;
   const u32 tokens = smem.epilogue(consumer) + C::kOutputBytes;
@@ -179,8 +195,8 @@ TESSERA_DEVICE void stream_epilogue(const StreamArgs& p, const StreamSmem<C>& sm
       for (int i = 0; i < 4; ++i) {
         const int j = chunk * 4 + pair * 2 + i / 2, half = i % 2, token = 8 * j + 2 * t;
         const uint2 sum = load_pair(tokens + token * 4), ts = load_pair(tokens + C::kTokens * 4 + token * 4);
-        const i32 first = acc[4 * j + 2 * half] - rows.offset[half] * static_cast<i32>(sum.x);
-        const i32 second = acc[4 * j + 2 * half + 1] - rows.offset[half] * static_cast<i32>(sum.y);
+        const Sum first = acc[4 * j + 2 * half] - static_cast<Sum>(rows.offset[half] * static_cast<i32>(sum.x));
+        const Sum second = acc[4 * j + 2 * half + 1] - static_cast<Sum>(rows.offset[half] * static_cast<i32>(sum.y));
         f[i] = pack2<bf16>(static_cast<float>(first) * (rows.scale[half] * __uint_as_float(ts.x)),
                            static_cast<float>(second) * (rows.scale[half] * __uint_as_float(ts.y)));
       }
@@ -201,11 +217,13 @@ TESSERA_DEVICE void stream_epilogue(const StreamArgs& p, const StreamSmem<C>& sm
 
 template <class C>
 TESSERA_DEVICE void stream_consume(const StreamArgs& p, const StreamSmem<C>& smem, int consumer) {
-  using Mma = Wgmma<u8, C::kTokens>;
+  using Way = typename C::Way;
+  using Mma = Wgmma<typename Way::A, C::kTokens>;
   Ring ring;
   const int thread = threadIdx.x % kWarpgroup;
   for_each_tile<C>(p, [&](int token_tile, int panel) {
     i32 acc[C::kRowTiles][C::kTokens / 2];
+    float total[C::kRowTiles][Way::kPartial ? C::kTokens / 2 : 1] = {};
     u32 a[4][4];
     RowParameters rows[C::kRowTiles];
     named_barrier_sync(1 + consumer, kWarpgroup);
@@ -219,8 +237,8 @@ TESSERA_DEVICE void stream_consume(const StreamArgs& p, const StreamSmem<C>& sme
     const auto fetch = [&](Packed(&w)[C::kRowTiles], const Ring& at) {
       mbarrier_wait(smem.full + at.stage * 8, at.parity);
 #pragma unroll
-      for (int r = 0; r < C::kRowTiles; ++r) {
-        w[r] = load_packed(smem.weights(at.stage) + (consumer * C::kRowTiles + r) * kTileBytes, thread);
+      for (int r = 0; !Way::kShared && r < C::kRowTiles; ++r) {
+        w[r] = load_packed<Way>(smem.weights(at.stage) + (consumer * C::kRowTiles + r) * C::kTileBytes, thread);
       }
     };
     fetch(now, ring);
@@ -234,16 +252,27 @@ TESSERA_DEVICE void stream_consume(const StreamArgs& p, const StreamSmem<C>& sme
       for (int r = 0; r < C::kRowTiles; ++r) {
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-          const uint4 w = now[r].half[j / 2];
-          if (!(C::kOnce & 4) || k == 0) unpack<C::kGroup>(a[j], j % 2 ? w.z : w.x, j % 2 ? w.w : w.y, now[r].parameters);
-          wgmma_fence();
-          Mma::rs(acc[r], a[j], wgmma_advance(desc, 32 * j), k > 0 || j > 0);
+          const bool accumulate = (!Way::kPartial && k > 0) || j > 0;
+          if constexpr (Way::kShared) {
+            const u32 tile = smem.weights(ring.stage) + (consumer * C::kRowTiles + r) * C::kTileBytes;
+            wgmma_fence();
+            Mma::ss(acc[r], wgmma_advance(wgmma_descriptor(tile), 32 * j), wgmma_advance(desc, 32 * j), accumulate);
+          } else {
+            if (!(C::kOnce & 4) || k == 0) unpack_step<Way>(a[j], now[r].codes, j, now[r].parameters);
+            wgmma_fence();
+            Mma::rs(acc[r], a[j], wgmma_advance(desc, 32 * j), accumulate);
+          }
           wgmma_commit();
           // With two pending the assembler no longer proves that a[j] is free, and serialises.
           wgmma_wait<1>();
           // Everything but the newest wgmma has retired, so the step before this one is read to its end.
           if (r == 0 && j == 0 && previous >= 0) release_stage<C>(smem, previous);
           if (r == C::kRowTiles - 1 && j == 1 && k + 1 < p.steps) fetch(next, after);
+        }
+        if constexpr (Way::kPartial) {
+          wgmma_wait<0>();
+          keep(acc[r]);
+          add_group(total[r], acc[r], now[r].parameters);
         }
       }
       previous = ring.stage;
@@ -256,9 +285,10 @@ TESSERA_DEVICE void stream_consume(const StreamArgs& p, const StreamSmem<C>& sme
     named_barrier_sync(1 + consumer, kWarpgroup);
 #pragma unroll
     for (int r = 0; r < C::kRowTiles; ++r) {
-      keep(acc[r]);
+      if constexpr (!Way::kPartial) keep(acc[r]);
       const int row = (panel * C::kTiles + consumer * C::kRowTiles + r) * 64;
-      stream_epilogue<C>(p, smem, consumer, token_tile, row, rows[r], acc[r]);
+      if constexpr (Way::kPartial) stream_epilogue<C>(p, smem, consumer, token_tile, row, rows[r], total[r]);
+      else stream_epilogue<C>(p, smem, consumer, token_tile, row, rows[r], acc[r]);
     }
   });
 }
