@@ -20,6 +20,7 @@ FLOATS: Final = {dtype: Float(name) for name, dtype in FLOAT_DTYPES.items()}
 _OPS: Final[dict[str, Callable[..., Tensor]]] = {
     "cast": lambda q: q,
     "scale": lambda q, s: q * s,
+    "shift": lambda q, z: q + z,
     "affine_zero": lambda q, s, z: (q - z) * s,
     "affine_min": lambda q, s, m: q * s + m,
     "lookup": lambda q, table: table[q],
@@ -183,8 +184,13 @@ def _check_range(values: Tensor, grid: Grid | Float, what: str) -> None:
 
 
 def code_dtype(grid: Grid | Float) -> torch.dtype:
-    """Narrowest torch type that holds the grid's codes; the float type itself for a Float."""
+    """Narrowest torch type that holds the grid's codes; the float type itself for a Float.
+
+    Raises QTensorError for small floats, which are described and compiled for but not held as data here.
+    """
     if isinstance(grid, Float):
+        if grid.name not in FLOAT_DTYPES:
+            raise QTensorError(f"{grid} data is not held in torch: {', '.join(FLOAT_DTYPES)} are")
         return FLOAT_DTYPES[grid.name]
     if grid.bits <= 8:
         return torch.int8 if grid.signed else torch.uint8

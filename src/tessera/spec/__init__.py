@@ -7,7 +7,7 @@ parameters shared as its `Pattern` says. `LinearSpec` says what a linear layer c
 
 from tessera.spec.chain import Chain, Param, Step, param, plain
 from tessera.spec.errors import AlgebraError, GroupSizeError, RecipeError, SpecError
-from tessera.spec.grid import BF16, F16, F32, S8, S8N, U4, U8, DType, Float, Grid, parse_dtype
+from tessera.spec.grid import BF16, E4M3, E5M2, F16, F32, S8, S8N, U4, U8, DType, Float, Grid, parse_dtype
 from tessera.spec.linear import (
     A8,
     A16,
@@ -26,7 +26,7 @@ from tessera.spec.qtile import Qtile, concat, promote
 from tessera.spec.recipe import ALGORITHMS, GROUPS, PER_CHANNEL, Recipe
 
 __all__ = [
-    "A8", "A16", "A32", "ALGORITHMS", "BF16", "F16", "F32", "GROUPS", "PER_CHANNEL", "S8", "S8N", "U4", "U8",
+    "A8", "A16", "A32", "ALGORITHMS", "BF16", "E4M3", "E5M2", "F16", "F32", "GROUPS", "PER_CHANNEL", "S8", "S8N", "U4", "U8",
     "WHOLE", "AlgebraError", "Chain", "DType", "Float", "Grid", "GroupSizeError", "LinearSpec", "ModelConfig",
     "Param", "Pattern", "Qtile", "Recipe", "RecipeError", "RopeConfig", "SpecError", "Step", "Transform",
     "affine_min", "affine_zero", "concat", "group_of", "param", "parse_dtype", "plain", "progressive",

@@ -18,6 +18,7 @@ _TENSOR: Final = Pattern.tensor()
 STEP_PARAMS: Final = {
     "cast": 0,
     "scale": 1,
+    "shift": 1,
     "affine_zero": 2,
     "affine_min": 2,
     "lookup": 1,
@@ -26,6 +27,7 @@ STEP_PARAMS: Final = {
 
 cast         q                  the same number in another type
 scale        q * s
+shift        q + z              z in value units
 affine_zero  (q - z) * s        z in code units
 affine_min   q * s + m          m in value units
 lookup       table[q]           the table has 2^bits entries in its own right, not one per group

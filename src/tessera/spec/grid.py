@@ -5,7 +5,11 @@ from typing import Final
 
 from tessera.spec.errors import SpecError
 
-FLOAT_BITS: Final = {"f16": 16, "bf16": 16, "f32": 32}
+FLOAT_BITS: Final = {
+    "f16": 16, "bf16": 16, "f32": 32,
+    "f8e4m3": 8, "f8e5m2": 8, "f8e8m0": 8, "f6e3m2": 6, "f6e2m3": 6, "f4e2m1": 4,
+}  # fmt: skip
+"""Storage bits. The small ones are named by exponent and mantissa bits, as in the OCP MX formats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +46,7 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class Float:
-    """A floating-point storage type, by name: f16, bf16 or f32."""
+    """A floating-point storage type, by name: one of FLOAT_BITS."""
 
     name: str
 
@@ -63,6 +67,8 @@ DType = Grid | Float
 F16: Final = Float("f16")
 BF16: Final = Float("bf16")
 F32: Final = Float("f32")
+E4M3: Final = Float("f8e4m3")
+E5M2: Final = Float("f8e5m2")
 U4: Final = Grid(4)
 U8: Final = Grid(8)
 S8: Final = Grid(8, signed=True)
@@ -76,5 +82,7 @@ def parse_dtype(text: str) -> DType:
         return Float(text)
     kind, digits, narrow = text[:1], text[1:].removesuffix("n"), text.endswith("n")
     if kind not in ("u", "s") or not digits.isdecimal():
-        raise SpecError(f"unknown element type {text!r}: u1..u32, s1..s32 (n for narrow), f16, bf16, f32")
+        raise SpecError(
+            f"unknown element type {text!r}: u1..u32, s1..s32 (n for narrow), {', '.join(FLOAT_BITS)}"
+        )
     return Grid(int(digits), signed=kind == "s", narrow=narrow)

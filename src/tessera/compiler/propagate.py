@@ -1,0 +1,90 @@
+"""Qtile propagation search (QFactory section 4.1, Algorithm 1, seed 002).
+
+Breadth first from the eager graph: every operation with a Qtile among its arguments is replaced by what the
+tables say it equals, which carries Qtiles towards the output. Graphs are compared in canonical form.
+"""
+
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Final
+
+from tessera.compiler.canonical import Canonical
+from tessera.compiler.graph import QGraph
+from tessera.compiler.rules import Refusal, Rewrite, transformations
+
+MAX_CANDIDATES: Final = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A graph equal to the eager one, and the rows that lead there on a shortest way."""
+
+    graph: QGraph
+    rows: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Propagation:
+    """Result of the search: candidates in breadth-first order, the eager graph first.
+
+    `complete` is false where the budget ended it with `pending` graphs not yet expanded. `refusals` are the
+    distinct reasons why operations stayed as they are. `generated` counts graphs before duplicates were
+    dropped.
+    """
+
+    candidates: tuple[Candidate, ...]
+    refusals: tuple[Refusal, ...]
+    complete: bool
+    pending: int
+    generated: int
+    seconds: float
+
+    @property
+    def eager(self) -> QGraph:
+        return self.candidates[0].graph
+
+    def __str__(self) -> str:
+        end = "complete" if self.complete else f"stopped by the budget, {self.pending} graphs not expanded"
+        return f"{len(self.candidates)} graphs of {self.generated} generated in {self.seconds:.2f} s, {end}"
+
+
+def propagate(graph: QGraph, max_candidates: int = MAX_CANDIDATES) -> Propagation:
+    """Every equivalent QGraph, or the first `max_candidates`. The order depends on the program alone."""
+    start = time.perf_counter()
+    canonical = Canonical()
+    eager = canonical.graph(graph)
+    found = {eager.key: Candidate(eager)}
+    queue = deque(found.values())
+    refusals: dict[Refusal, None] = {}
+    generated = 1
+    complete = True
+    while queue and complete:
+        current = queue.popleft()
+        for node in current.graph.nodes:
+            for outcome in transformations(node):
+                if isinstance(outcome, Refusal):
+                    refusals[outcome] = None
+                    continue
+                generated += 1
+                new = _apply(current, outcome, canonical)
+                if new.graph.key in found:
+                    continue
+                if len(found) == max_candidates:
+                    complete = False
+                    break
+                found[new.graph.key] = new
+                queue.append(new)
+    return Propagation(
+        tuple(found.values()),
+        tuple(refusals),
+        complete,
+        len(queue) + (not complete),
+        generated,
+        time.perf_counter() - start,
+    )
+
+
+def _apply(candidate: Candidate, rewrite: Rewrite, canonical: Canonical) -> Candidate:
+    graph = canonical.graph(candidate.graph.replace(rewrite.old, rewrite.node))
+    return Candidate(graph, (*candidate.rows, rewrite.row))
