@@ -17,6 +17,7 @@ ALLOWED: dict[str, set[str]] = {
     "numerics": {"spec"},
     "formats": {"numerics", "spec"},
     "kernels": {"numerics", "spec"},
+    "compiler": {"kernels", "numerics", "spec", "hardware"},
     "layers": {"kernels", "numerics", "spec"},
     "models": {"layers", "kernels", "numerics", "spec"},
     "quantization": {"models", "layers", "kernels", "formats", "numerics", "spec"},

@@ -4,6 +4,7 @@ import pytest
 
 from tessera.spec import (
     A8,
+    E4M3,
     F16,
     F32,
     S8,
@@ -44,6 +45,8 @@ CHAINS = [
     progressive(Pattern.blocks(1, 128)),
     progressive(Pattern.blocks(1, 128, ragged=True)),
     Chain(U4, (Step("lookup", F16, (param("table", F16),)),)),
+    Chain(Float("f4e2m1"), (Step("scale", F32, (param("scale", E4M3),), Pattern.blocks(1, 16)),)),
+    Chain(U4, (Step("shift", F16, (param("offset", F16),), Pattern.channel()),)),
     NESTED,
 ]
 

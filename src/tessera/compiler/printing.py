@@ -9,7 +9,7 @@ from tessera.compiler.node import Node
 
 
 def formula(node: Node) -> str:
-    """The node as one expression in the notation of the seed: X_[s] is X scaled by s, ⟨X⟩ its row sums (X·J).
+    """The node as one expression in the notation of the seed: X_[s] is X scaled by s, X·J its row sums.
 
     Where elements are only moved (transposes, groups split off) is not shown; the listing shows it.
     """
@@ -25,7 +25,7 @@ def _tight(node: Node) -> str:
     while node.op in ("transpose", "reshape", "repeat"):
         node = node.args[0]
     text = formula(node)
-    return f"({text})" if node.op in ("add", "matmul", "mul", "neg") else text
+    return f"({text})" if node.op in ("add", "matmul", "mul", "neg", "reduce_sum") else text
 
 
 def _map(node: Node) -> str:
@@ -54,7 +54,9 @@ def plus(terms: Sequence[str]) -> str:
 def _sum(node: Node) -> str:
     axis, keep = node.attrs
     dim = node.args[0].shape[axis].name
-    return f"Σ{dim} {_tight(node.args[0])}" if not keep else f"⟨{formula(node.args[0])}⟩"
+    if not keep:
+        return f"Σ{dim} {_tight(node.args[0])}"
+    return f"{_tight(node.args[0])}·J" if axis == node.rank - 1 else f"J·{_tight(node.args[0])}"
 
 
 _FORMULA: Final[dict[str, Callable[[Node], str]]] = {

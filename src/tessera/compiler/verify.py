@@ -13,17 +13,18 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from tessera.compiler.arithmetic import FIELD, MAGNITUDE, PRIME, REAL
+from tessera.compiler.arithmetic import FIELD, FUNCTIONS, MAGNITUDE, PRIME, REAL
 from tessera.compiler.errors import CompilerError, UnequalError
 from tessera.compiler.graph import QGraph
 from tessera.compiler.interpret import evaluate
-from tessera.compiler.node import Node, walk
+from tessera.compiler.node import MAP, Node, walk
 from tessera.spec import WHOLE, Grid
 
 UNIT: Final = 2.0**-53
 """Unit roundoff of float64."""
 
 _PRIMES: Final = (3, 5, 7, 11, 13)
+_ARITHMETIC: Final = ("add", "mul", "neg", "matmul", "reduce_sum", MAP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class Verdict:
     """`exact`: equal in the field. `error` and `bound`: largest float64 difference relative to its bound's
     scale.
 
-    `error` and `bound` are None where a nonlinear function lies behind a transformed operation: what rounding
+    `error` and `bound` are None where a nonlinear function is applied to something computed: what rounding
     does there has no bound that holds for every function.
     """
 
@@ -123,7 +124,7 @@ def _rounding(left: QGraph, right: QGraph, generator: torch.Generator) -> tuple[
     Each value is a sum of products of inputs; n roundings on the longest way make it wrong by at most
     n u / (1 - n u) times the sum of absolute products (Higham 2002, section 3.1), which MAGNITUDE computes.
     """
-    if any(_crooked(g, other) for g, other in ((left, right), (right, left))):
+    if _crooked(left) or _crooked(right):
         return None, None
     values = {str(n.attr(0)): _sample(n, left, generator) for n in left.inputs}
     n = roundings(left) + roundings(right)
@@ -140,12 +141,14 @@ def _scale(left: QGraph, right: QGraph, values: dict[str, Tensor]) -> list[Tenso
     return [torch.maximum(a, b) for a, b in pairs]
 
 
-def _crooked(graph: QGraph, other: QGraph) -> bool:
-    """Whether a function or rounding is applied to something that the other graph computes differently."""
-    known = {n.key for n in other.nodes}
-    return any(
-        n.op in ("function", "quantize_codes", "quantize_scale") and n.key not in known for n in graph.nodes
-    )
+def _crooked(graph: QGraph) -> bool:
+    """Whether a function or rounding is applied to something computed: no error bound passes it."""
+    for node in graph.nodes:
+        if node.op in ("function", "quantize_codes", "quantize_scale"):
+            computed = any(n.op in _ARITHMETIC for n in walk(*node.args))
+            if computed or (node.op == "function" and node.attr(0) not in FUNCTIONS):
+                return True
+    return False
 
 
 def roundings(graph: QGraph) -> int:

@@ -26,9 +26,9 @@ from tessera.spec.qtile import Qtile, concat, promote
 from tessera.spec.recipe import ALGORITHMS, GROUPS, PER_CHANNEL, Recipe
 
 __all__ = [
-    "A8", "A16", "A32", "ALGORITHMS", "BF16", "E4M3", "E5M2", "F16", "F32", "GROUPS", "PER_CHANNEL", "S8", "S8N", "U4", "U8",
-    "WHOLE", "AlgebraError", "Chain", "DType", "Float", "Grid", "GroupSizeError", "LinearSpec", "ModelConfig",
-    "Param", "Pattern", "Qtile", "Recipe", "RecipeError", "RopeConfig", "SpecError", "Step", "Transform",
-    "affine_min", "affine_zero", "concat", "group_of", "param", "parse_dtype", "plain", "progressive",
-    "promote", "symmetric",
+    "A8", "A16", "A32", "ALGORITHMS", "BF16", "E4M3", "E5M2", "F16", "F32", "GROUPS", "PER_CHANNEL", "S8",
+    "S8N", "U4", "U8", "WHOLE", "AlgebraError", "Chain", "DType", "Float", "Grid", "GroupSizeError",
+    "LinearSpec", "ModelConfig", "Param", "Pattern", "Qtile", "Recipe", "RecipeError", "RopeConfig",
+    "SpecError", "Step", "Transform", "affine_min", "affine_zero", "concat", "group_of", "param",
+    "parse_dtype", "plain", "progressive", "promote", "symmetric",
 ]  # fmt: skip

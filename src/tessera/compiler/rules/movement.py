@@ -103,7 +103,7 @@ def repeat(node: Node) -> Node:
     [x] = node.args
     block = list(_pattern(x).block)
     for axis, (old, new) in enumerate(zip(x.shape, node.shape, strict=True)):
-        if old == ONE:
+        if old == ONE or (old.size == 1 and old != new):
             block[axis] = WHOLE
         elif old != new and block[axis] != WHOLE:
             raise Refused(f"repeat along axis {old} with blocks of {block[axis]}")

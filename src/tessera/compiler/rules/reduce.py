@@ -40,8 +40,7 @@ def _dropped(param: Shared, axis: int, keep: bool) -> Shared:
 
 
 def outer_products(node: Node) -> Node | None:
-    """Σ_g (A J)_z over groups, each A J one column and z one row, is the product of [m, g] group sums and [g,
-    n] z.
+    """Σ_g (A·J)_z over groups, each A·J one column, z one row: the product of group sums [m, g] and z [g, n].
 
     So a zero point for each group costs a matrix product with k / group as its reduction, and no pass over
     the accumulators at every group's end. (Not in the seed; it is how a kernel can do it.) None elsewhere.
@@ -51,7 +50,8 @@ def outer_products(node: Node) -> Node | None:
         return None
     column = x.codes.args[0]
     pattern = x.step.pattern
-    if column.shape[-1].size != 1 or pattern.block[-2] != WHOLE or pattern.block[axis] == WHOLE:
+    broadcast = column.shape[:-1] != x.shape[:-1] or column.shape[-1].size != 1
+    if broadcast or pattern.block[-2] != WHOLE or pattern.block[axis] == WHOLE:
         return None
     fine = common(pattern, Pattern(tuple(WHOLE if a == x.rank - 2 else 1 for a in range(x.rank))))
     rows = repeat(x.params[0], param_shape(x.shape, fine))
