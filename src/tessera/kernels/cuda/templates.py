@@ -12,7 +12,11 @@ from importlib import import_module
 
 from tessera.kernels.jit.nvrtc import Instantiation
 
-FAMILIES = ("tessera.kernels.cuda.check_templates", "tessera.kernels.cuda.op_templates")
+FAMILIES = (
+    "tessera.kernels.cuda.check_templates",
+    "tessera.kernels.cuda.op_templates",
+    "tessera.kernels.cuda.gemm.wide_templates",
+)
 
 EVERYWHERE = ("sm_80", "sm_90a")
 HOPPER = ("sm_90a",)

@@ -108,18 +108,9 @@ TESSERA_DEVICE void write_part(const float* merge, int group, const Part& to) {
   });
 }
 
-// The count before one is added. What the block wrote before its barrier is released, what others did is acquired.
-TESSERA_DEVICE u32 add_acquire_release(u32* count) {
-  u32 before;
-  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(count) : "memory");
-  return before;
-}
-
 // Whether `others` have been counted already; what they did before is then acquired.
 TESSERA_DEVICE bool all_arrived(const u32* count, u32 others) {
-  u32 now;
-  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(count) : "memory");
-  return now == others;
+  return load_acquire(count) == others;
 }
 
 // Puts a pair together from the parts of pieces split.first .. split.last, this block's from the merge buffer if it is

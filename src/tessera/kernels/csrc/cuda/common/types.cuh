@@ -140,6 +140,13 @@ TESSERA_DEVICE u32 load_acquire(const u32* p) {
 TESSERA_DEVICE void add_release(u32* p, u32 x) {
   asm volatile("red.release.gpu.global.add.u32 [%0], %1;" :: "l"(p), "r"(x) : "memory");
 }
+// The count before one is added: what this thread has seen written is released, what others released is acquired.
+// atom.acq_rel.gpu, sm_70
+TESSERA_DEVICE u32 add_acquire_release(u32* count) {
+  u32 before;
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(count) : "memory");
+  return before;
+}
 // 16 bytes of shared memory. {ld,st}.shared.v4, any sm
 TESSERA_DEVICE uint4 load_shared(u32 address) {
   uint4 x;
