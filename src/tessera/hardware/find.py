@@ -35,7 +35,8 @@ def find_device(text: str, measured_file: Path | None = None) -> Device:
 
     `text` is a name or alias of `GPUS`, a name with `:datasheet`, `cpu` (measured only), or
     `custom:memory=80,bandwidth=3350,int8=1979,bf16=989,sms=132,clock=1.98` in GB, GB/s, T/s, GHz, where
-    `from=h100` takes what is not given from a known device. Measured values come from `measured_file`
+    `from=h100` takes what is not given from a known device, and `dequantizes_int4=1` says that its matrix
+    units unpack 4-bit weights. Measured values come from `measured_file`
     (default: `measured.default_path()`), else from what ships with this package.
 
     Raises UnknownDeviceError, CustomDeviceError, HardwareFileError.
@@ -94,11 +95,15 @@ def _custom(text: str, measured_file: Path | None) -> Device:
         given[key] = value
     base = given.pop("from", None)
     label = given.pop("name", "custom")
-    if unknown := given.keys() - _UNITS.keys():
+    if unknown := given.keys() - _UNITS.keys() - {"dequantizes_int4"}:
         raise CustomDeviceError(
-            f"custom: unknown key {', '.join(sorted(unknown))}: known are name, from, {', '.join(_UNITS)}",
+            f"custom: unknown key {', '.join(sorted(unknown))}: known are name, from, dequantizes_int4, "
+            f"{', '.join(_UNITS)}",
             param="gpu",
         )
+    flag: dict[str, Any] = {}
+    if "dequantizes_int4" in given:
+        flag["dequantizes_int4"] = _flag(given.pop("dequantizes_int4"))
     values = {key: _number(key, value) * _UNITS[key] for key, value in given.items()}
     peaks: dict[str, float] = {key: values.pop(key) for key in PEAK_TYPES if key in values}
     source = MappingProxyType(dict.fromkeys([*values, "peaks"], "given by hand"))
@@ -110,6 +115,7 @@ def _custom(text: str, measured_file: Path | None) -> Device:
             peaks=MappingProxyType({**known.peaks, **peaks}),
             sources=MappingProxyType({**known.sources, **source}),
             **_typed(values),
+            **flag,
         )
     missing = [key for key in ("memory", "bandwidth") if key not in values]
     missing += [] if peaks else [f"a peak ({', '.join(PEAK_TYPES)})"]
@@ -118,11 +124,17 @@ def _custom(text: str, measured_file: Path | None) -> Device:
             f"custom: lacks {', '.join(missing)}; or begin from a known device: custom:from=h100,…",
             param="gpu",
         )
-    return Device(name=label, peaks=MappingProxyType(peaks), sources=source, **_typed(values))
+    return Device(name=label, peaks=MappingProxyType(peaks), sources=source, **_typed(values), **flag)
 
 
 def _typed(values: dict[str, float]) -> dict[str, Any]:
     return {key: int(value) if key == "sms" else value for key, value in values.items()}
+
+
+def _flag(text: str) -> bool:
+    if text not in ("0", "1"):
+        raise CustomDeviceError(f"custom: dequantizes_int4 is {text!r}: 0 or 1", param="gpu")
+    return text == "1"
 
 
 def _number(key: str, text: str) -> float:

@@ -62,7 +62,7 @@ def read_measured(path: Path | None = None) -> dict[str, Measured]:
     path = path or default_path()
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return {}
     except (OSError, ValueError) as error:
         raise HardwareFileError(f"{path}: {error}; run tessera doctor --save, or delete the file") from error

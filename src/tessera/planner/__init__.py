@@ -4,8 +4,8 @@ Standard library only; imports `spec` and `hardware`.
 """
 
 from tessera.planner.builtin import MODELS, REFERENCE_7B
-from tessera.planner.compare import Candidate, compare
-from tessera.planner.decide import Decision, Verdict, decide, table
+from tessera.planner.comparison import Candidate, compare
+from tessera.planner.decision import Decision, Verdict, decide, table
 from tessera.planner.errors import (
     CapacityError,
     ModelFileError,

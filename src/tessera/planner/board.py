@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tessera.hardware import Device
+from tessera.planner.errors import PlanError
 from tessera.planner.quantity import Quantity, positive, quantity
 from tessera.planner.roofline import Number
 
@@ -39,6 +40,13 @@ SCHEMES: Final = {
     )
 }
 """Ways to unpack 4-bit weights for 8-bit products."""
+
+
+def scheme_of(name: str) -> Scheme:
+    """Raises PlanError naming the known ones."""
+    if name not in SCHEMES:
+        raise PlanError(f"no dequantization {name!r}: known are {', '.join(SCHEMES)}", param="dequantization")
+    return SCHEMES[name]
 
 
 def issue_ceiling(device: Device) -> Quantity:

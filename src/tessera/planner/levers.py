@@ -45,10 +45,11 @@ def with_levers(levers: frozenset[Lever], model: ModelShape) -> Precision:
     full, weights = precision_of(f"qoq-{group}"), precision_of(f"w4a16-{group}")
     found = replace(base, name="+".join(lever for lever in LEVERS if lever in levers) or "bf16")
     if "W4" in levers:
-        chain = full.linear if "A8" in levers else weights.linear
-        found = replace(found, weight_bits=4, linear=chain)
+        found = replace(found, weight_bits=4, linear=weights.linear)
     if "A8" in levers:
         found = replace(found, activation_bits=8, compute="int8", head_compute="int8")
+    if {"W4", "A8"} <= levers:  # two levels of scales, and the tables of tokens in 8 bits
+        found = replace(found, linear=full.linear, head=full.head)
     if "KV4" in levers:
         found = replace(found, kv_bits=4, kv=full.kv)
     return found

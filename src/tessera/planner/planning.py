@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tessera.hardware import Device, find_device
-from tessera.planner import sections
+from tessera.planner import board, sections
 from tessera.planner.errors import CapacityError, PlanError
 from tessera.planner.model_shape import ModelShape
 from tessera.planner.precision import KvParams, Precision, precision_of
@@ -111,6 +111,8 @@ def plan(
     tp: int = 1,
     price: float = 1.0,
     prefill_efficiency: float | None = None,
+    dequantization: str = "one-imad-u8",
+    overlapped: bool = True,
 ) -> Plan:
     """Plan `model` (built-in name, directory, GGUF file, ModelConfig or ModelShape) on `gpu` by `recipe`.
 
@@ -123,6 +125,8 @@ def plan(
     tp                  devices that share the model by tensor parallelism
     price               of a GPU-hour; 1.0 gives prices in multiples of it
     prefill_efficiency  share of the peak that a prefill reaches; None: as measured
+    dequantization      how 4-bit weights are unpacked, one of `board.SCHEMES`
+    overlapped          whether unpacking hides under memory traffic and products, or adds to them
 
     Raises UnknownModelError, ModelFileError, UnknownDeviceError, CustomDeviceError, RecipeError,
     GroupSizeError, UnknownWorkloadError, PlanError, CapacityError.
@@ -141,6 +145,8 @@ def plan(
             precision_of(recipe),
             tp=tp,
             kv_params=kv_params,
+            dequant=board.scheme_of(dequantization),
+            hidden=overlapped,
         ),
         context=_context(shape, context, load),
         workload=load,

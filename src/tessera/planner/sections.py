@@ -17,6 +17,7 @@ from tessera.planner.memory import (
 from tessera.planner.precision import KvParams, precision_of
 from tessera.planner.quantity import Quantity, quantity
 from tessera.planner.setting import Setting
+from tessera.planner.workload import Workload
 
 Section = dict[str, Quantity]
 
@@ -112,6 +113,9 @@ def dequantization(setting: Setting, batch: int) -> Section:
     device, precision, tp = setting.device, setting.precision, setting.step.tp
     if not precision.needs_dequantization or not device.issue_ceiling:
         return {}
+    if device.dequantizes_int4:
+        free = quantity("dequant_time", "s", "0").noted("the matrix units unpack 4-bit weights themselves")
+        return {"dequant_time": free}
     weights = sum(p.parameters for p in setting.model.parts() if p.role in ("linear", "expert")) / tp
     read = _weights_read(setting, batch)
     floor = roofline.memory_time(read, device.bandwidth, "weight_floor")
@@ -162,30 +166,38 @@ def prefill(setting: Setting, batch: int) -> Section:
 
 def workload(setting: Setting, batch: int, free: Quantity) -> Section:
     """What the mix of prompt and output makes of step and prefill. Empty where no workload was named."""
-    load = setting.workload
+    load, costs, model = setting.workload, setting.step, setting.model
     if load is None:
         return {}
-    section = prefill(setting, batch)
-    time, active = section["prefill_time"], active_parameters(setting.model)
-    tpot = setting.step.decode("predicted", batch, load.mean_context)
-    request = serving.request_gpu_time(time, load.output, tpot, batch)
-    read, sequence = _weights_read(setting, batch), float(_kv_per_token(setting)) * load.mean_context
-    kv_share = roofline.share("kv_share", batch * sequence, float(read) + batch * sequence)
+    time = costs.prefill(load.computed_prompt, load.cached_prompt, setting.prefill_efficiency)
+    request = _request_time(setting, batch, load, 1.0)
+    active = active_parameters(model)
+    operations = serving.prefill_operations(
+        active, model.layers, model.q_size, load.computed_prompt, load.cached_prompt
+    )
     rate = serving.request_throughput(request, load.output)
     session = serving.session_bytes(_kv_per_token(setting), load.context)
     return {
         "prefix_multiplier": serving.prefix_multiplier(load.prompt, load.prefix_hit),
         "request_gpu_time": request,
         "prefill_share": serving.prefill_share(time, request),
-        "prefill_to_decode": serving.prefill_to_decode(active, section["prefill_operations"], load.output),
-        "prompt_sensitivity": serving.prompt_sensitivity(
-            active, setting.model.layers, setting.model.q_size, load.prompt, request, time, kv_share
-        ),
+        "prefill_to_decode": serving.prefill_to_decode(active, operations, load.output),
+        "prompt_sensitivity": serving.prompt_sensitivity(request, _request_time(setting, batch, load, 1.01)),
         "throughput_with_prefill": rate,
-        "cost_with_prefill": roofline.cost(rate, setting.price, setting.step.tp),
+        "cost_with_prefill": roofline.cost(rate, setting.price, costs.tp),
         "session_bytes": session,
         "session_capacity": serving.session_capacity(free, session),
     }
+
+
+def _request_time(setting: Setting, batch: int, load: Workload, stretch: float) -> Quantity:
+    """Device time of a request whose prompt is `stretch` times as long."""
+    costs = setting.step
+    prefill = costs.prefill(
+        load.computed_prompt * stretch, load.cached_prompt * stretch, setting.prefill_efficiency
+    )
+    tpot = costs.decode("predicted", batch, load.mean_context + load.prompt * (stretch - 1))
+    return serving.request_gpu_time(prefill, load.output, tpot, batch)
 
 
 def _typical_matrix(setting: Setting) -> tuple[int, int]:

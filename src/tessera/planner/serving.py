@@ -113,34 +113,14 @@ def prefill_to_decode(parameters: Number, prefill: Number, output: float) -> Qua
     )
 
 
-def prompt_sensitivity(
-    parameters: Number,
-    layers: int,
-    q_size: int,
-    prompt: float,
-    request_time: Number,
-    prefill: Number,
-    decode_kv_share: Number,
-) -> Quantity:
-    """Percent by which a request's device time grows when its prompt grows by one percent.
-
-    The prefill grows with an exponent between 1 and 2, the share of attention in it; the decode by the share
-    of a step that is cache.
-    """
-    attention = quantity(
-        "attention", "op", "4 * layers * q_size * prompt ** 2", layers=layers, q_size=q_size, prompt=prompt
-    )
+def prompt_sensitivity(request_time: Number, longer: Number) -> Quantity:
+    """Percent by which a request's device time grows when its prompt grows by one percent (`longer`)."""
     return quantity(
         "prompt_sensitivity",
         "%/%",
-        "(prefill * (1 + attention / (2 * parameters * prompt + attention))"
-        " + (request_time - prefill) * decode_kv_share) / request_time",
-        prefill=prefill,
-        attention=attention,
-        parameters=parameters,
-        prompt=prompt,
+        "(longer / request_time - 1) / 0.01",
+        longer=longer,
         request_time=request_time,
-        decode_kv_share=decode_kv_share,
     )
 
 
