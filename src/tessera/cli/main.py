@@ -15,6 +15,8 @@ from tessera.cli.bench import bench
 from tessera.cli.chat import chat
 from tessera.cli.doctor import doctor
 from tessera.cli.eval import evaluate
+from tessera.cli.plan import EXAMPLE as PLAN_EXAMPLE
+from tessera.cli.plan import run as plan
 from tessera.cli.quantize import quantize
 from tessera.cli.serve import serve
 from tessera.errors import InvalidRequestError, TesseraError
@@ -32,6 +34,7 @@ app = typer.Typer(
 )
 
 VERBS: Final[dict[str, tuple[Callable[..., Any] | typer.Typer, str]]] = {
+    "plan": (plan, PLAN_EXAMPLE),
     "quantize": (quantize, "tessera quantize model.gguf -o out --recipe qoq-g64"),
     "eval": (evaluate, "tessera eval out --reference model.gguf --text text.txt"),
     "serve": (serve, "tessera serve out --port 8000"),

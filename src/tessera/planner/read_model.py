@@ -54,6 +54,20 @@ def shape_of(source: Source, kv_heads: int | None = None) -> ModelShape:
     return replace(shape, kv_heads=kv_heads)
 
 
+def stored_recipe(source: Source) -> str | None:
+    """The recipe of one of our checkpoints; None for anything else. Raises ModelFileError."""
+    if (
+        not isinstance(source, str | Path)
+        or not (path := Path(source).expanduser() / "config.json").is_file()
+    ):
+        return None
+    match _read_json(path):
+        case {"quantization_config": {"quant_method": "tessera", "recipe": {"name": str(name)}}}:
+            return name
+        case _:
+            return None
+
+
 def _named(source: str | Path) -> ModelShape:
     name = str(source).lower()
     if name in MODELS:

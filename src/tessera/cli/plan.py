@@ -1,0 +1,290 @@
+"""`tessera plan`: memory, limits, time and price of a model on a device, before anything is downloaded."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, get_args
+
+import typer
+
+from tessera.cli import console
+from tessera.errors import InvalidRequestError
+from tessera.hardware import UnknownDeviceError, find_device
+from tessera.planner import Candidate, Decision, Plan, compare, decide, plan, shape_of, table, workload_of
+from tessera.planner.arrivals import ArrivalKind, read_trace
+from tessera.planner.fleet import Slo
+from tessera.planner.levers import group_of
+from tessera.planner.provision import Provision, Traffic, provision
+from tessera.planner.read_model import stored_recipe
+from tessera.planner.report import Report, page
+from tessera.planner.view import views
+from tessera.planner.workload import Workload
+
+Sort = Literal["cost", "latency", "throughput"]
+CUSTOM: Final = "custom"
+EXAMPLE: Final = "tessera plan llama-3.1-8b --gpu h200 --workload chat --price 3.5 --compare bf16,fp8,h100"
+
+_PLAN, _LOAD, _FLEET, _OUT = "Model and device", "Workload", "Fleet", "Output"
+
+
+def run(
+    model: Annotated[
+        str, typer.Argument(help="Built-in name, Hugging Face directory, GGUF file or checkpoint.")
+    ],
+    gpu: Annotated[
+        str,
+        typer.Option(
+            help="Device by name, cpu (after doctor --save), or custom:memory=…,bandwidth=…; NAME:datasheet "
+            "ignores measurements.",
+            rich_help_panel=_PLAN,
+        ),
+    ] = "h100",
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            help="Recipe, or bf16, fp16, fp8, w8a8kv8; default: the checkpoint's own, else QoQ.",
+            rich_help_panel=_PLAN,
+        ),
+    ] = None,
+    context: Annotated[
+        int | None, typer.Option(help="Tokens that a sequence may come to hold.", rich_help_panel=_PLAN)
+    ] = None,
+    batch: Annotated[
+        int | None,
+        typer.Option(help="Sequences decoded together; default: what fits.", rich_help_panel=_PLAN),
+    ] = None,
+    kv_heads: Annotated[
+        int | None, typer.Option(help="In place of the model's own.", rich_help_panel=_PLAN)
+    ] = None,
+    kv_params: Annotated[
+        str,
+        typer.Option(help="counted, or none: leave the cache's scales out.", rich_help_panel=_PLAN),
+    ] = "counted",
+    reserve_gb: Annotated[
+        float, typer.Option(help="GB of each device kept free.", rich_help_panel=_PLAN)
+    ] = 4.0,
+    tp: Annotated[int, typer.Option(help="Devices that share the model.", rich_help_panel=_PLAN)] = 1,
+    workload: Annotated[
+        str | None,
+        typer.Option(help="chat, rag, agent, batch, assistant or custom.", rich_help_panel=_LOAD),
+    ] = None,
+    prompt: Annotated[
+        int | None,
+        typer.Option(help="Tokens of a prompt, in place of the workload's.", rich_help_panel=_LOAD),
+    ] = None,
+    output: Annotated[
+        int | None, typer.Option(help="Tokens of an answer, likewise.", rich_help_panel=_LOAD)
+    ] = None,
+    prefix_hit: Annotated[
+        float | None, typer.Option(help="Share of prompts found in the prefix cache.", rich_help_panel=_LOAD)
+    ] = None,
+    price: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Price of a GPU-hour, or NAME=PRICE of one device; default: in multiples R of it.",
+            rich_help_panel=_LOAD,
+        ),
+    ] = None,
+    compared: Annotated[
+        list[str] | None,
+        typer.Option("--compare", help="Other recipes and devices, with commas.", rich_help_panel=_LOAD),
+    ] = None,
+    sort: Annotated[
+        str, typer.Option(help="Compare by cost, latency or throughput.", rich_help_panel=_LOAD)
+    ] = "cost",
+    slo_tpot: Annotated[
+        float | None, typer.Option(help="Milliseconds a token.", rich_help_panel=_FLEET)
+    ] = None,
+    slo_ttft: Annotated[
+        float | None, typer.Option(help="Milliseconds to the first token.", rich_help_panel=_FLEET)
+    ] = None,
+    slo_share: Annotated[
+        float, typer.Option(help="Share of requests that must keep them.", rich_help_panel=_FLEET)
+    ] = 0.95,
+    rate: Annotated[float | None, typer.Option(help="Requests a second.", rich_help_panel=_FLEET)] = None,
+    users: Annotated[
+        int | None,
+        typer.Option(help="People who ask again --think s after an answer.", rich_help_panel=_FLEET),
+    ] = None,
+    think: Annotated[float, typer.Option(help="Seconds.", rich_help_panel=_FLEET)] = 30.0,
+    trace: Annotated[
+        Path | None, typer.Option(help="Recorded requests, CSV or JSONL.", rich_help_panel=_FLEET)
+    ] = None,
+    arrivals: Annotated[
+        str, typer.Option(help="poisson, bursty or constant.", rich_help_panel=_FLEET)
+    ] = "poisson",
+    length_cv: Annotated[
+        float, typer.Option(help="Spread of lengths over their mean.", rich_help_panel=_FLEET)
+    ] = 0.5,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Every formula with its numbers.", rich_help_panel=_OUT)
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Everything as JSON on stdout.", rich_help_panel=_OUT)
+    ] = False,
+    html: Annotated[
+        Path | None, typer.Option(help="Write a page with plots here.", rich_help_panel=_OUT)
+    ] = None,
+) -> None:
+    """Say what a model will cost and how fast it will be on a device, and which of W4, A8 and KV4 pay.
+
+    Nothing is downloaded or loaded: config.json or a GGUF header is enough, or a name. With an SLO and
+    traffic, also the smallest fleet, by simulation.
+    """
+    prices = _prices(price or [])
+    options: dict[str, Any] = {
+        "context": context,
+        "batch": batch,
+        "workload": _workload(workload, prompt, output, prefix_hit),
+        "kv_heads": kv_heads,
+        "kv_params": _choice("kv_params", kv_params, ("counted", "none")),
+        "reserve_gb": reserve_gb,
+        "tp": tp,
+    }
+    recipe = recipe or stored_recipe(model) or f"qoq-{group_of(shape_of(model))}"
+    made = plan(model, gpu, recipe, price=_price(prices, gpu), **options)
+    found = Found(
+        made,
+        decide(made.setting, batch),
+        _compare(model, gpu, recipe, compared or [], _choice("sort", sort, get_args(Sort)), prices, options),
+        _fleet(
+            made,
+            Slo(_seconds(slo_ttft), _seconds(slo_tpot), slo_share),
+            (rate, users, trace),
+            think,
+            _choice("arrivals", arrivals, get_args(ArrivalKind)),
+            length_cv,
+        ),
+    )
+    if html is not None:
+        html.parent.mkdir(parents=True, exist_ok=True)
+        html.write_text(page(found.report()), encoding="utf-8")
+        console.note(f"{html}: open it in a browser")
+    if as_json:
+        print(json.dumps(found.to_json(), indent=1))
+    elif explain:
+        print(found.explain())
+    else:
+        found.show()
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Everything that a call answers with."""
+
+    plan: Plan
+    decision: Decision
+    candidates: Sequence[Candidate]
+    fleet: Provision | None
+
+    def to_json(self) -> dict[str, Any]:
+        found = {**self.plan.to_json(), "decision": self.decision.to_json()}
+        if self.candidates:
+            found["compare"] = [candidate.to_json() for candidate in self.candidates]
+        if self.fleet:
+            found["fleet"] = self.fleet.to_json()
+        return found
+
+    def explain(self) -> str:
+        parts = [self.plan.explain(), "decision"]
+        for verdict in self.decision.verdicts.values():
+            parts.append(f"  {verdict.lever}: {verdict.text}")
+            parts += [f"    {q.explain()}" for q in (verdict.gain, verdict.on_top, *verdict.why)]
+        parts += [f"  {self.decision.text}"]
+        if self.fleet:
+            parts += ["", "fleet", f"  {self.fleet.cost.explain()}"]
+        return "\n".join(parts)
+
+    def show(self) -> None:
+        for view in views(self.plan, self.decision, self.candidates, self.fleet):
+            console.table(view.columns, view.rows, view.title)
+            print()
+        print(self.decision.text)
+        for line in self.plan.notes:
+            console.note(line)
+
+    def report(self) -> Report:
+        return Report(self.plan, self.decision, table(self.plan.setting), self.candidates, self.fleet)
+
+
+def _choice(name: str, value: str, allowed: Sequence[str]) -> Any:
+    if value not in allowed:
+        raise InvalidRequestError(f"{name} is {value!r}: it must be {' or '.join(allowed)}", name)
+    return value
+
+
+def _seconds(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1e3
+
+
+def _workload(
+    name: str | None, prompt: int | None, output: int | None, prefix_hit: float | None
+) -> Workload | None:
+    """A named workload with what was given in place of its own; None where nothing was given."""
+    given = {"prompt": prompt, "output": output, "prefix_hit": prefix_hit}
+    if name is None and all(value is None for value in given.values()):
+        return None
+    if name in (None, CUSTOM):
+        if prompt is None or output is None:
+            raise InvalidRequestError("a custom workload needs --prompt and --output", "workload")
+        return Workload(CUSTOM, prompt, output, prefix_hit or 0.0)
+    return workload_of(str(name), **given)
+
+
+def _prices(texts: Sequence[str]) -> dict[str, float]:
+    """{device name, or "" for all: price of an hour}."""
+    prices: dict[str, float] = {}
+    for text in texts:
+        name, _, value = text.rpartition("=")
+        try:
+            price = float(value)
+        except ValueError as error:
+            raise InvalidRequestError(f"price {text!r} is not a number or NAME=NUMBER", "price") from error
+        prices[find_device(name).name if name else ""] = price
+    return prices
+
+
+def _price(prices: dict[str, float], gpu: str) -> float:
+    return prices.get(find_device(gpu).name, prices.get("", 1.0))
+
+
+def _compare(
+    model: str,
+    gpu: str,
+    recipe: str,
+    others: Sequence[str],
+    sort: Sort,
+    prices: dict[str, float],
+    options: dict[str, Any],
+) -> list[Candidate]:
+    """The plan's own device and recipe with the others, of which names of devices are devices."""
+    if not others:
+        return []
+    gpus, recipes = [gpu], [recipe]
+    for text in others:
+        for name in [text] if text.startswith("custom:") else text.split(","):
+            try:
+                find_device(name)
+            except UnknownDeviceError:
+                recipes.append(name)
+            else:
+                gpus.append(name)
+    by_name = {find_device(name).name: _price(prices, name) for name in gpus}
+    return compare(model, gpus, recipes, sort=sort, prices=by_name, **options)
+
+
+def _fleet(
+    made: Plan,
+    slo: Slo,
+    asked: tuple[float | None, int | None, Path | None],
+    think: float,
+    arrivals: ArrivalKind,
+    length_cv: float,
+) -> Provision | None:
+    """None where neither traffic nor an SLO was given."""
+    rate, users, trace = asked
+    if all(value is None for value in (*asked, slo.ttft_s, slo.tpot_s)):
+        return None
+    read = read_trace(trace) if trace else None
+    return provision(made, Traffic(rate, users, think, read, arrivals, length_cv), slo)
