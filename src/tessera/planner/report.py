@@ -7,8 +7,8 @@ from importlib.resources import files
 from typing import Final
 
 from tessera.planner import plots
-from tessera.planner.compare import Candidate
-from tessera.planner.decide import Decision, Regime, Verdict
+from tessera.planner.comparison import Candidate
+from tessera.planner.decision import Decision, Regime, Verdict
 from tessera.planner.levers import LEVERS, Lever
 from tessera.planner.planning import Plan
 from tessera.planner.provision import Provision

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tessera.planner.compare import Candidate
-from tessera.planner.decide import Decision
+from tessera.planner.comparison import Candidate
+from tessera.planner.decision import Decision
 from tessera.planner.planning import Plan
 from tessera.planner.provision import Provision
 from tessera.planner.quantity import Quantity, show
