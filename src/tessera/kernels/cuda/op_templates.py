@@ -17,7 +17,13 @@ CASES: list[TemplateCase] = [
     *grid(
         "elementwise/silu_mul.cuh",
         "tessera::silu_mul<{t}, {s}, {quantize}>",
-        {"t": _TYPES, "s": _SHAPES, "quantize": _BOTH},
+        {"t": _TYPES, "s": _SHAPES, "quantize": (0, 1)},
+    ),
+    *grid(
+        "elementwise/silu_mul.cuh",
+        "tessera::silu_mul<{t}, {threads}, 1, 8>",
+        {"t": _TYPES, "threads": (64, 256, 512)},
+        HOPPER,
     ),
     *grid("elementwise/quantize_rows.cuh", "tessera::quantize_rows<{t}, {s}>", {"t": _TYPES, "s": _SHAPES}),
     *grid("elementwise/embedding.cuh", "tessera::gather_rows<{t}>", {"t": ("tessera::i32", "tessera::i64")}),

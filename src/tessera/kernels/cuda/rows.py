@@ -8,6 +8,7 @@ from torch import Tensor
 
 from tessera.kernels.cuda.arguments import (
     CPP_TYPES,
+    FAMILIES,
     SHORT_NAMES,
     VEC,
     announce,
@@ -16,7 +17,7 @@ from tessera.kernels.cuda.arguments import (
     upload,
 )
 from tessera.kernels.cuda.launch import Kernel, kernel
-from tessera.kernels.cuda.tiled_rows import empty_tiled
+from tessera.kernels.cuda.tiled_rows import STEP, empty_tiled
 from tessera.kernels.ops import RowsProblem
 from tessera.kernels.registry import Verdict, no, runs
 from tessera.kernels.types import Activation, TiledRows
@@ -24,6 +25,10 @@ from tessera.kernels.types import Activation, TiledRows
 MAX_THREADS = 1024
 MAX_VECS = 4  # vectors a thread keeps in registers
 MAX_WIDTH = MAX_THREADS * MAX_VECS * VEC
+CLUSTER = 8  # blocks that share a row of few
+CLUSTER_ARCHS = FAMILIES["sm90"]
+FEW_ROWS = 16  # as many clusters as the SMs of Hopper hold
+SHARED_WIDTH = 4096  # from here on a row is worth sharing
 
 
 def row_shape(width: int) -> tuple[int, int]:
@@ -133,9 +138,17 @@ class BoundSiluMul:
         return threads, 1, blocks
 
     @cached_property
-    def launch(self) -> Kernel:
-        threads, vecs, _ = self.shape
-        quantize = str(self.problem.quantize).lower()
+    def few_shape(self) -> tuple[int, int, int] | None:
+        """The same for few rows, where one SM would compute a whole row while others idle."""
+        problem = self.problem
+        if not problem.quantize or problem.device.arch not in CLUSTER_ARCHS or problem.width < SHARED_WIDTH:
+            return None
+        vecs = -(-problem.width // (STEP * CLUSTER)) * STEP // VEC
+        return next(t for t in (64, 128, 256, 512) if vecs <= t), 1, CLUSTER
+
+    def instance(self, shape: tuple[int, int, int]) -> Kernel:
+        threads, vecs, blocks = shape
+        quantize = blocks if self.problem.quantize else 0
         name = f"tessera::silu_mul<{CPP_TYPES[self.problem.dtype]}, {threads}, {vecs}, {quantize}>"
         return kernel("elementwise/silu_mul.cuh", name, signature="PPPPi")
 
@@ -147,9 +160,13 @@ class BoundSiluMul:
         rows = empty_tiled(count, width) if self.problem.quantize else None
         out = rows.codes if rows else torch.empty((count, width), dtype=gate_up.dtype, device=gate_up.device)
         if count:
-            threads, _, blocks = self.shape
+            shape = self.few_shape if self.few_shape and count <= FEW_ROWS else self.shape
+            threads, _, blocks = shape
+            cluster = (1, blocks, 1) if shape is self.few_shape else None
             scale, row_sum = (rows.scale, rows.row_sum) if rows else (0, 0)
-            self.launch((count, blocks, 1), threads, gate_up, out, scale, row_sum, width, pdl=True)
+            self.instance(shape)(
+                (count, blocks, 1), threads, gate_up, out, scale, row_sum, width, cluster=cluster, pdl=True
+            )
         return rows or out
 
 
@@ -158,7 +175,8 @@ class CudaSiluMul(RowsKernel):
 
     def bind(self, problem: RowsProblem) -> BoundSiluMul:
         bound = BoundSiluMul(self.id, problem)
-        announce(bound.launch)
+        shapes = (bound.shape, bound.few_shape)
+        announce(*(bound.instance(shape) for shape in shapes if shape))
         return bound
 
 
