@@ -18,7 +18,7 @@ from typing import Any
 Row = dict[str, Any]
 BF16_TFLOPS, INT8_TOPS = 989.0, 1979.0  # NVIDIA H200, dense
 FALLBACK_TBPS = 4.2
-CASE = ("m", "n", "k", "q_heads", "kv_heads", "batch", "context", "new")
+CASE = ("recipe", "m", "n", "k", "q_heads", "kv_heads", "batch", "context", "new")
 WIDTH, HEIGHT = 1000, 600
 LEFT, RIGHT, TOP, BOTTOM = 70, 250, 46, 56
 X_RANGE, Y_RANGE = (0.25, 16384.0), (0.001, 2048.0)
@@ -34,7 +34,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Kind:
-    """How an op is drawn, and its work from the shapes of a row."""
+    """How an op, or an op of one recipe, is drawn, and its work from the shapes of a row."""
 
     label: str
     colour: str
@@ -74,6 +74,11 @@ KINDS = {
     "prefill_attention": Kind("prefill attention", "#8e44ad", _prefill),
     "linear": Kind("product", "#2c6fbb", _linear),
     "gemm": Kind("W4A8 product", "#1b2a6b", _w4a8, INT8_TOPS),
+    "gemm w4a8-chn": Kind("W4A8 product, a scale a row", "#2e7d32", _w4a8, INT8_TOPS),
+    "gemm w8a8-chn": Kind("W8A8 product", "#b7791f", _w4a8, INT8_TOPS),
+    "gemm w8a8-fp8": Kind("fp8 product", "#c0392b", _w4a8, INT8_TOPS),
+    "gemm w4a16-g128": Kind("W4A16 product", "#8e44ad", _w4a8),
+    "gemm bf16": Kind("bf16 product", "#5d6d7e", _linear),
     "residual_rms_norm": Kind("residual + RMSNorm", "#27806e", _elements(5, 8)),
     "residual_rms_norm_int8": Kind("residual + RMSNorm to int8", "#6ab04c", _elements(8, 7)),
     "silu_mul": Kind("SiLU * mul", "#b7791f", _elements(5, 6)),
@@ -95,7 +100,8 @@ class Point:
 
 def point(row: Row, tbps: float) -> Point | None:
     """None for a row without a time, or of an op whose work is not known."""
-    kind = KINDS.get(row.get("op", ""))
+    op = row.get("op", "")
+    kind = KINDS.get(f"{op} {row.get('recipe')}") or KINDS.get(op)
     if kind is None or "us" not in row:
         return None
     work = Work(row["flops"], row["bytes"]) if "flops" in row and "bytes" in row else kind.work(row)
@@ -208,7 +214,7 @@ def table(rows: Sequence[Row], title: str) -> str:
     lines = [
         f"# {title}",
         "",
-        "| op | case | system | µs | TB/s | TFLOP/s | of roof |",
+        "| op | case | system | µs | TB/s | T operations/s | of roof |",
         "|---|---|---|---|---|---|---|",
     ]
     for row in rows:
@@ -219,7 +225,7 @@ def table(rows: Sequence[Row], title: str) -> str:
                 row["system"],
                 row["us"],
                 row.get("tbps", ""),
-                row.get("tflops", ""),
+                row.get("tflops", row.get("tops", "")),
             ]
             lines.append("| " + " | ".join(map(str, [*cells, row.get("roof", "")])) + " |")
     return "\n".join(lines) + "\n"
