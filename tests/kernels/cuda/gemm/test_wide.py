@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from tessera.kernels.cuda import sass
 from tessera.kernels.cuda.gemm import wide
-from tessera.kernels.cuda.gemm.wide import Format, Variant
+from tessera.kernels.cuda.gemm.weights import Format
+from tessera.kernels.cuda.gemm.wide import Variant
 from tessera.kernels.jit.nvrtc import compile_kernel
 
 FORMATS = [Format(4, 128), Format(4, 64), Format(4, 32), Format(4, 0), Format(8, 0)]

@@ -37,6 +37,30 @@ GROUP_SIZES: Final = (32, 64, 128)
 _BIAS: Final = 255
 
 
+@dataclass(frozen=True, slots=True)
+class Format:
+    """How weights are stored: 8 bits, or 4 with `group` columns a group (0: one scale a row)."""
+
+    bits: int
+    group: int
+
+    def __str__(self) -> str:
+        return "w8" if self.bits == 8 else f"g{self.group}" if self.group else "chn"
+
+    @property
+    def cpp(self) -> str:
+        return "tessera::gemm::Int8" if self.bits == 8 else f"tessera::gemm::Int4<{self.group}>"
+
+    @property
+    def tile_bytes(self) -> int:
+        if self.bits == 8:
+            return ROWS * STEP
+        return CODE_BYTES + (STEP // self.group * PARAM_BYTES if self.group else 0)
+
+
+FORMATS: Final = (*(Format(4, group) for group in (32, 64, 128, 0)), Format(8, 0))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedWeights:
     """`tiles` uint8 [ceil(N / 64), ceil(K / 128), bytes]; `scale` float32, `offset` int32 [64 ceil(N / 64)].
@@ -58,6 +82,10 @@ class PackedWeights:
     def group(self) -> int:
         """Columns of a group, or 0 where a row has one scale."""
         return group_of(self.tile.chain) or 0
+
+    @property
+    def form(self) -> Format:
+        return Format(self.bits, self.group)
 
     @property
     def nbytes(self) -> int:
@@ -156,10 +184,8 @@ def layout_of(chain: Chain) -> Layout | None:
 def packed_bytes(tile: Qtile) -> int:
     """`PackedWeights.nbytes` of a weight of `tile`."""
     panels, steps = (-(-size // unit) for size, unit in zip(tile.shape, (ROWS, STEP), strict=True))
-    group = group_of(tile.chain)
-    codes = ROWS * STEP * tile.chain.codes.bits // 8
-    parameters = STEP // group * PARAM_BYTES if group else 0
-    return panels * (steps * (codes + parameters) + ROWS * (4 + 4))
+    form = Format(tile.chain.codes.bits, group_of(tile.chain) or 0)
+    return panels * (steps * form.tile_bytes + ROWS * (4 + 4))
 
 
 def pack(weight: QTensor) -> PackedWeights:

@@ -14,7 +14,7 @@ from torch import Tensor
 from tessera.kernels.cuda.arguments import CPP_TYPES
 from tessera.kernels.cuda.device import device_info
 from tessera.kernels.cuda.gemm.scratch import Scratch
-from tessera.kernels.cuda.gemm.weights import CODE_BYTES, PARAM_BYTES, ROWS, PackedWeights
+from tessera.kernels.cuda.gemm.weights import ROWS, Format, PackedWeights
 from tessera.kernels.cuda.launch import Kernel, kernel
 from tessera.kernels.cuda.tiled_rows import STEP
 from tessera.kernels.errors import KernelArgumentError
@@ -34,24 +34,6 @@ MAX_STAGES: Final = 12
 _SIGNATURE: Final = "PPPPPPPPPPiiiiii"
 _SMEM: Final = {1: 226 * 1024, 2: 112 * 1024}
 """Dynamic shared memory that a block may have where an SM holds one, or two."""
-
-
-@dataclass(frozen=True, slots=True)
-class Format:
-    """How weights are stored: 8 bits, or 4 with `group` columns a group (0: one scale a row)."""
-
-    bits: int
-    group: int
-
-    @property
-    def cpp(self) -> str:
-        return "tessera::gemm::Int8" if self.bits == 8 else f"tessera::gemm::Int4<{self.group}>"
-
-    @property
-    def tile_bytes(self) -> int:
-        if self.bits == 8:
-            return ROWS * STEP
-        return CODE_BYTES + (STEP // self.group * PARAM_BYTES if self.group else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +146,7 @@ def launch(
         counters=cut.split_tiles * 4 * variant.warpgroups,
         parts=2 * cut.grid * variant.tokens * variant.rows if cut.split_tiles else 0,
     )
-    form = Format(weights.bits, weights.group)
+    form = weights.form
     fn = instance(variant, form, y.dtype)
     fn(
         cut.grid, 128 * (1 + variant.warpgroups), weights.tiles, x.codes, weights.offset, weights.scale,

@@ -9,8 +9,8 @@ constexpr int kAtom = 8;    // tokens of a tile
 constexpr int kStep = 128;  // columns of a tile
 
 // Byte of (token, column); `atoms` is div_up(tokens, kAtom).
-TESSERA_DEVICE i64 tiled_offset(int token, int column, int atoms) {
-  const int row = token % kAtom, chunk = column % kStep / 16;
+TESSERA_DEVICE i64 tiled_offset(u32 token, u32 column, u32 atoms) {
+  const u32 row = token % kAtom, chunk = column % kStep / 16;
   const i64 tile = static_cast<i64>(column / kStep) * atoms + token / kAtom;
   return tile * (kAtom * kStep) + row * kStep + (chunk ^ row) * 16 + column % 16;
 }
