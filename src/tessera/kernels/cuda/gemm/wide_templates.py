@@ -2,10 +2,11 @@
 
 import torch
 
-from tessera.kernels.cuda.gemm.wide import SHAPES, Format, Variant, instance
+from tessera.kernels.cuda.gemm.weights import FORMATS
+from tessera.kernels.cuda.gemm.wide import SHAPES, Variant, instance
 from tessera.kernels.cuda.templates import HOPPER, TemplateCase
 
-FORMATS = [Format(4, 128), Format(4, 64), Format(4, 32), Format(4, 0), Format(8, 0)]
+
 _SAMPLE = {(32, 2, 2), (128, 4, 1), (256, 2, 1)}
 """Of the shapes: with two blocks an SM, with the fewest registers, with the most sums."""
 
