@@ -2,10 +2,9 @@
 
 import torch
 
-from tessera.kernels.cuda.gemm.weights import FORMATS
+from tessera.kernels.cuda.gemm.weights import FORMATS, Format
 from tessera.kernels.cuda.gemm.wide import SHAPES, Variant, instance
 from tessera.kernels.cuda.templates import HOPPER, TemplateCase
-
 
 _SAMPLE = {(32, 2, 2), (128, 4, 1), (256, 2, 1)}
 """Of the shapes: with two blocks an SM, with the fewest registers, with the most sums."""
