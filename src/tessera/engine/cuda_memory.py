@@ -7,8 +7,9 @@ from typing import Final
 from tessera.engine.block_pool import BLOCK_SIZE, blocks_for
 from tessera.engine.config import CachePlan, EngineConfig, plan_cache
 from tessera.engine.errors import CacheMemoryError, DeviceMemoryError
+from tessera.engine.memory import block_bytes
 from tessera.kernels.cuda.gemm.weights import layout_of, packed_bytes
-from tessera.spec import ModelConfig, Qtile
+from tessera.spec import A16, Chain, ModelConfig, Qtile
 
 RESERVE_BYTES: Final = 768 * 2**20
 """cuBLAS workspaces, kernels' code, split attention results, and what the allocator cannot use."""
@@ -34,9 +35,9 @@ class MemoryPlan:
         return "\n".join([*lines, f"{'free at start':<20} {self.free / 2**30:9.2f} GiB"])
 
 
-def page_bytes(config: ModelConfig) -> int:
-    """One block of a 16-bit cache over all layers."""
-    return config.num_layers * 2 * BLOCK_SIZE * config.kv_size * 2
+def page_bytes(config: ModelConfig, kv: Chain = A16) -> int:
+    """One block of the cache over all layers, K and V stored by `kv`."""
+    return block_bytes(config, kv)
 
 
 def held_bytes(tile: Qtile) -> int:

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import prod
 
-from tessera.engine.block_pool import BLOCK_SIZE
-from tessera.spec import ModelConfig
+from tessera.engine.memory import block_bytes
+from tessera.planner import ModelShape
+from tessera.spec import A32, ModelConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,6 @@ class EngineInfo:
 def float32_sizes(config: ModelConfig) -> dict[str, int]:
     """What weights and a block of the cache would take in float32, as fields of EngineInfo."""
     return {
-        "float32_weight_bytes": 4 * sum(map(prod, config.tensor_shapes().values())),
-        "float32_cache_bytes_per_block": 4 * 2 * BLOCK_SIZE * config.num_layers * config.kv_size,
+        "float32_weight_bytes": 4 * ModelShape.from_config(config).parameters,
+        "float32_cache_bytes_per_block": block_bytes(config, A32),
     }

@@ -1,11 +1,21 @@
-"""Memory that a KV cache can be planned from."""
+"""Memory that a KV cache can be planned from, and what a block of it takes."""
 
 from pathlib import Path
 from typing import Final
 
 import psutil
 
+from tessera.engine.block_pool import BLOCK_SIZE
+from tessera.planner import ModelShape
+from tessera.planner.memory import kv_bytes_per_token
+from tessera.spec import Chain, ModelConfig
+
 CGROUP: Final = Path("/sys/fs/cgroup")
+
+
+def block_bytes(config: ModelConfig, kv: Chain) -> int:
+    """One block of the cache over all layers, K and V stored by `kv`, as `tessera plan` counts it."""
+    return BLOCK_SIZE * int(kv_bytes_per_token(ModelShape.from_config(config), kv).value)
 
 
 def available_memory(cgroup: Path = CGROUP) -> int:
