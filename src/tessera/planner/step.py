@@ -4,8 +4,8 @@ Three answers to what a step takes, each a lower bound of the next:
 
 bound         the lecture's: all bytes over the bandwidth, or all products where they take longer
 by_operation  products and attention one after the other, each bound by its bytes or its operations
-predicted     the same at the shares of bandwidth and peak that kernels were measured to reach, and the
-              fixed cost of every kernel: what a step should measure
+predicted     the same at the shares of bandwidth and peak that kernels were measured to reach, with the
+              fixed cost of every kernel and the activations between them: what a step should measure
 """
 
 from collections.abc import Callable
@@ -94,6 +94,15 @@ class StepModel:
         return sum(bytes_by_role(self.model, self.precision).values()) / self.tp
 
     @cached_property
+    def activations(self) -> float:
+        """Bytes that kernels between the products move for each token: two norms with their residuals,
+        SiLU·mul, rotary embedding and append in each layer, 16-bit; 32-bit logits and their 16-bit copy.
+        """
+        model = self.model
+        inner = 3 * model.intermediate * model.experts_per_token + 2 * (model.q_size + 2 * model.kv_size)
+        return model.layers * 2 * (8 * model.hidden + inner / self.tp) + 6 * model.vocab / self.tp
+
+    @cached_property
     def unpack(self) -> float:
         """Seconds of unpacking all weights once; 0 where nothing is unpacked or no issue ceiling is known."""
         if (
@@ -180,9 +189,10 @@ class StepModel:
             "attention_reach": self.reached.attention,
             "kernels": KERNELS_PER_LAYER * self.model.layers + KERNELS_PER_STEP,
             "kernel_seconds": self.device.kernel_seconds,
+            "activations": self.activations,
         }
         products = f"max({read} / (bandwidth * products_reach), {_PRODUCTS} / compute_reach{unpack})"
-        fixed = "kernels * kernel_seconds"
+        fixed = "kernels * kernel_seconds + batch * activations / bandwidth"
         return f"{products} + {_ATTENTION} / attention_reach + {fixed}{rest}", inputs
 
     def _read(self) -> tuple[str, dict[str, float]]:
