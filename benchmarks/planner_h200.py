@@ -29,7 +29,7 @@ def precision(name: str) -> Precision:
 
 
 def measured() -> Iterator[dict[str, Any]]:
-    """Rows with precision (this engine's: bf16 or a recipe), batch, mean context and milliseconds of a step."""
+    """Rows with precision (of this engine: bf16 or a recipe), batch, mean context, milliseconds of a step."""
     for name in ("e2e_h200", "vllm_h200"):
         for row in json.loads((RESULTS / f"{name}.json").read_text())["rows"]:
             row = {"precision": row.get("recipe", "bf16")} | row

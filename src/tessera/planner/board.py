@@ -154,6 +154,6 @@ def cached_copy(w4_bytes: Number, w8_bytes: Number, bandwidth: float) -> Quantit
     The copy lives in the same memory and is what every step reads: W8A8's floor, with the 4-bit bytes held
     for nothing.
     """
-    return quantity("cached_int8_copy_floor", "s", "w8 / bandwidth", w8=w8_bytes, bandwidth=bandwidth).beside(
-        floor_that_it_gives_up=float(w4_bytes) / bandwidth
-    )
+    floor = quantity("cached_int8_copy_floor", "s", "w8 / bandwidth", w8=w8_bytes, bandwidth=bandwidth)
+    given_up = float(w4_bytes) / bandwidth
+    return floor.noted("W8A8's floor, and both copies held").beside(floor_that_it_gives_up=given_up)

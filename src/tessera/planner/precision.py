@@ -62,14 +62,14 @@ class Precision:
 
 _BF16: Final = Precision("bf16", 16, 16, 16, plain(BF16), plain(BF16), plain(F16), "bf16", "bf16")
 _ROWS_8BIT: Final = symmetric(S8N, Pattern.channel(), F16)
-_KV_8BIT: Final = symmetric(S8N, Pattern((1, 1, 0)), F16)
 
 BASELINES: Final = {
     "bf16": _BF16,
     "fp32": Precision("fp32", 32, 32, 32, plain(F32), plain(F32), plain(F32), "fp32", "fp32"),
     "fp16": replace(_BF16, name="fp16", compute="fp16", head_compute="fp16"),
-    # e4m3 takes the bits of int8; one scale a row. The head stays 16-bit, as engines that serve fp8 keep it.
-    "fp8": Precision("fp8", 8, 8, 8, _ROWS_8BIT, plain(BF16), replace(_KV_8BIT, steps=()), "fp8", "bf16"),
+    # e4m3 takes the bits of int8: one scale a row of weights, none in the cache. The head stays 16-bit, as
+    # engines that serve fp8 keep it.
+    "fp8": Precision("fp8", 8, 8, 8, _ROWS_8BIT, plain(BF16), plain(S8N), "fp8", "bf16"),
     "w8a8kv8": Precision(
         "w8a8kv8", 8, 8, 8, _ROWS_8BIT, _ROWS_8BIT, affine_min(8, Pattern((1, 1, 0))), "int8", "int8"
     ),

@@ -142,6 +142,8 @@ def show(value: float, unit: str) -> str:
     for scale, label in _SCALES.get(unit, ()):
         if abs(value) >= scale:
             return f"{_three(value / scale)} {label}"
+    if unit == "bit/weight":
+        return f"{value:.5g} {unit}"
     if unit == "":
         return _three(value)
     return f"{_three(value)} {unit}"
