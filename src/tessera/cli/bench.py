@@ -9,6 +9,9 @@ from typing import Annotated, Any, Final
 import typer
 
 from tessera.cli import console, results
+from tessera.cli.against_plan import TOLERANCE, Step, plannable
+from tessera.cli.against_plan import columns as plan_columns
+from tessera.cli.against_plan import steps as against_plan_steps
 from tessera.cli.results import Row
 
 bench = typer.Typer(
@@ -39,6 +42,9 @@ def throughput(
     ] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     dtype: Annotated[str, typer.Option(help="f16 or bf16 on a CUDA device; auto is bf16.")] = "auto",
+    against_plan: Annotated[
+        bool, typer.Option("--against-plan", help="Compare each step with what tessera plan predicts.")
+    ] = False,
     json_path: Annotated[str | None, _JSON] = None,
 ) -> None:
     """Prefill and decode rates of a model, and its memory beside float32.
@@ -48,6 +54,8 @@ def throughput(
     """
     from tessera.cli.throughput import PACKAGES, Peers, parse_case, rows
 
+    if against_plan:
+        plannable(device)  # before anything is measured
     cases = [parse_case(text) for text in case or DEFAULT_CASES]
     found: list[Row] = []
     for row in rows(
@@ -61,9 +69,11 @@ def throughput(
     ):
         found.append(row)
         console.note(f"{row['system']} {row['batch']}x{row['prompt']}x{row['output']} done")
+    steps = against_plan_steps(found, model, device, dtype) if against_plan else []
     if json_path != "-":
         _show_throughput(found)
-    _write(json_path, found, PACKAGES)
+        _show_steps(steps)
+    _write(json_path, plan_columns(found, steps) if steps else found, PACKAGES)
 
 
 def _show_throughput(rows: Sequence[Row]) -> None:
@@ -85,6 +95,20 @@ def _show_throughput(rows: Sequence[Row]) -> None:
     names = ["case", "weights MiB", "KV MiB", "float32 MiB", "fraction", "process MiB"]
     console.table(names, memory, title="memory: weights and KV, beside float32 of both")
     console.note(f"kernels: {ours[0]['kernels']}")
+
+
+def _show_steps(steps: Sequence[Step]) -> None:
+    """Each step's milliseconds by plan and by clock; a note names those that are off."""
+    if not steps:
+        return
+    table = [(s.case, s.step, s.predicted_ms, s.measured_ms, s.ratio, "off" if s.off else "") for s in steps]
+    names = ["case", "step", "predicted ms", "measured ms", "measured / predicted", f"beyond {TOLERANCE:.0%}"]
+    console.table(names, table, title="against the plan")
+    off = [f"{s.case} {s.step}" for s in steps if s.off]
+    if off:
+        console.warn(
+            f"{len(off)} of {len(steps)} steps are off by more than {TOLERANCE:.0%}: {', '.join(off)}"
+        )
 
 
 @bench.command(epilog="Example: tessera bench kernels --recipe w4a8-g64 --shape 3072x576 --tokens 1")
