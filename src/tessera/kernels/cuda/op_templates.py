@@ -4,7 +4,7 @@ from tessera.kernels.cuda.templates import HOPPER, TemplateCase, grid
 
 _TYPES = ("tessera::bf16", "tessera::f16")
 _BOTH = (False, True)
-_SHAPES = ("32, 1", "64, 2", "256, 2", "1024, 2", "1024, 4")  # threads, vectors a thread
+_SHAPES = ("32, 1", "64, 2", "256, 2", "896, 2", "1024, 4")  # threads, vectors a thread
 _PAGE = "tessera::Page16<{t}, {d}>"
 _DIMS = (64, 128)
 

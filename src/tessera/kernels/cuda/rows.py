@@ -22,6 +22,7 @@ from tessera.kernels.ops import RowsProblem
 from tessera.kernels.registry import Verdict, no, runs
 from tessera.kernels.types import Activation, TiledRows
 
+WARP = 32
 MAX_THREADS = 1024
 MAX_VECS = 4  # vectors a thread keeps in registers
 MAX_WIDTH = MAX_THREADS * MAX_VECS * VEC
@@ -32,10 +33,12 @@ SHARED_WIDTH = 4096  # from here on a row is worth sharing
 
 
 def row_shape(width: int) -> tuple[int, int]:
-    """(threads, vectors a thread) of a block that holds a row: two vectors where that is enough."""
+    """(threads, vectors a thread) of a block that holds a row: two vectors where that is enough, and no more
+    warps than the row has use for.
+    """
     vecs = width // VEC
-    threads = next((t for t in (32, 64, 128, 256, 512) if vecs <= 2 * t), MAX_THREADS)
-    return threads, -(-vecs // threads)
+    each = 1 if vecs <= WARP else max(2, -(-vecs // MAX_THREADS))
+    return -(-vecs // (WARP * each)) * WARP, each
 
 
 def split_shape(width: int) -> tuple[int, int]:
