@@ -15,6 +15,8 @@ from tessera.kernels.cuda.errors import CudaUnavailableError, LaunchError
 ATTR_SMEM_PER_BLOCK = 97  # largest dynamic shared memory a block may opt in to, bytes
 ATTR_SMS = 16
 ATTR_CLOCK_KHZ = 13
+ATTR_MEMORY_CLOCK_KHZ = 36
+ATTR_MEMORY_BUS_BITS = 37
 ATTR_L2_BYTES = 38
 ATTR_SMEM_PER_SM = 81
 ATTR_CC_MAJOR = 75

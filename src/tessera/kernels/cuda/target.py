@@ -4,6 +4,7 @@ from tessera.kernels.cuda import device as devices
 from tessera.kernels.cuda.arguments import CPP_TYPES, FAMILIES
 from tessera.kernels.cuda.attention import CudaAttention
 from tessera.kernels.cuda.embedding import CudaEmbedding
+from tessera.kernels.cuda.gemm.linear import CudaInt8Linear
 from tessera.kernels.cuda.linear import CudaLinear
 from tessera.kernels.cuda.rows import CudaNorm, CudaQuantizeRows, CudaSiluMul
 from tessera.kernels.ops import ATTENTION, EMBEDDING, LINEAR, NORM, QUANTIZE_ROWS, SILU_MUL
@@ -24,6 +25,8 @@ def _register() -> None:
             QUANTIZE_ROWS.register(CudaQuantizeRows(family, dtype))
             EMBEDDING.register(CudaEmbedding(family, dtype))
             ATTENTION.register(CudaAttention(family, dtype))
+    for dtype in CPP_TYPES:
+        LINEAR.register(CudaInt8Linear("sm90", dtype))
 
 
 _register()

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tessera.kernels.cuda.gemm.weights import BYTES, CHANNELS, GROUPS, PackedWeights
+from tessera.kernels.cuda.gemm.weights import BYTES, CHANNELS, GROUPS, PackedWeights, layout_of
 from tessera.kernels.cuda.tiled_rows import tile_rows
 from tessera.kernels.types import QuantizedRows, TiledRows
 from tessera.numerics import QTensor, plain
@@ -23,6 +23,12 @@ class Weights:
 
     packed: PackedWeights
     integers: Tensor
+
+    @property
+    def qtensor(self) -> QTensor:
+        layout = layout_of(self.packed.tile.chain)
+        assert layout is not None
+        return layout.unpack(self.packed)
 
 
 def weights(n: int, k: int, form: str, *, extreme: bool = False) -> Weights:

@@ -1,0 +1,141 @@
+"""Which variant of which GEMM family runs how many tokens: a closed-form cost, and measurements above it.
+
+A launch takes the longer of moving its bytes and of the busiest SM's steps, and what starts and ends it. That
+has to rank variants, not to predict microseconds. Shapes measured on a device (`measured.py`) follow that.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from tessera.kernels.cuda import driver
+from tessera.kernels.cuda.arguments import FAMILIES as FAMILY_ARCHS
+from tessera.kernels.cuda.device import DeviceInfo
+from tessera.kernels.cuda.gemm import wide
+from tessera.kernels.cuda.gemm.measured import MEASURED
+from tessera.kernels.cuda.gemm.scratch import Scratch
+from tessera.kernels.cuda.gemm.weights import ROWS, Format, PackedWeights
+from tessera.kernels.cuda.launch import Kernel
+from tessera.kernels.cuda.tiled_rows import STEP
+from tessera.kernels.types import TiledRows
+
+BUCKETS: Final = (
+    1, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096, 8192, 16384,
+)  # fmt: skip
+"""Token counts that have a variant of their own. Others take that of the next one, more that of the last."""
+
+Launch = Callable[[Any, PackedWeights, TiledRows, Tensor, Tensor | None, Scratch], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What the cost needs of a device: bytes a microsecond from memory, int8 multiply-adds a clock of an SM
+    on wgmma and on mma.sync, clocks a microsecond.
+    """
+
+    name: str
+    sms: int
+    bytes_us: float
+    wgmma: float
+    mma: float
+    clock: float
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """y [tokens, n] = x W^T with W [n, k] stored as `form`."""
+
+    form: Format
+    n: int
+    k: int
+    tokens: int
+
+    @property
+    def steps(self) -> int:
+        return -(-self.k // STEP)
+
+    @property
+    def nbytes(self) -> int:
+        """Weights, activations and outputs, each once."""
+        tiles = -(-self.n // ROWS) * self.steps
+        return tiles * self.form.tile_bytes + self.tokens * (self.k + 2 * self.n)
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One kernel source: its variants, how one is named and launched, and what a launch costs."""
+
+    archs: tuple[str, ...]
+    variants: tuple[Any, ...]
+    instance: Callable[[Any, Format, torch.dtype], Kernel]
+    launch: Launch
+    cost_us: Callable[[Any, Product, Machine], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A variant and the family that launches it."""
+
+    family: Family
+    variant: Any
+
+    def __str__(self) -> str:
+        return str(self.variant)
+
+
+def wide_us(variant: wide.Variant, product: Product, machine: Machine) -> float:
+    """Steps of the busiest block. A warpgroup's step takes some 350 clocks however few tensor operations it
+    holds (notes/2026-11-30-probe-h200.md); those of an SM's warpgroups overlap. Numbers fitted on an H200.
+    """
+    cut = wide.plan(variant, product.n, product.k, product.tokens, machine.sms)
+    tiles = -(-product.tokens // variant.tokens) * -(-product.n // variant.rows)
+    rounds = -(-(tiles - cut.split_tiles) // (machine.sms * variant.blocks))
+    steps = rounds * product.steps + (cut.quota if cut.split_tiles else 0)
+    outputs = variant.tokens * variant.rows * variant.blocks
+    step = _overlapped(outputs * STEP / (0.755 * machine.wgmma), 342 + 1.94 * variant.tokens)
+    ends = rounds * (632 + 0.031 * outputs) + (6857 + 0.126 * outputs if cut.split_tiles else 0)
+    return 5.3 + max((steps * step + ends) / machine.clock, product.nbytes / machine.bytes_us)
+
+
+def _overlapped(a: float, b: float) -> float:
+    """A little above the larger of two times that hide each other."""
+    return float((a**4 + b**4) ** 0.25)
+
+
+WIDE: Final = Family(
+    archs=FAMILY_ARCHS["sm90"],
+    variants=tuple(wide.Variant(*shape) for shape in wide.SHAPES),
+    instance=wide.instance,
+    launch=wide.launch,
+    cost_us=wide_us,
+)
+FAMILIES: Final = (WIDE,)
+
+
+@cache
+def machine(info: DeviceInfo) -> Machine:
+    """Rates by compute capability; bandwidth is 93 % of what the memory's clock and width give."""
+    clock = driver.device_attribute(driver.ATTR_MEMORY_CLOCK_KHZ, info.index) * 1e3
+    bits = driver.device_attribute(driver.ATTR_MEMORY_BUS_BITS, info.index)
+    wgmma, mma = (4096, 2500) if info.sm == 90 else (2048, 1500)
+    return Machine(info.name, info.sms, 0.93e-6 * 2 * clock * bits / 8, wgmma, mma, 0.9 * info.clock_mhz)
+
+
+def choose(product: Product, arch: str, on: Machine) -> Choice:
+    """The variant for one product: measured, or else the cheapest."""
+    able = [Choice(f, v) for f in FAMILIES if arch in f.archs for v in f.variants]
+    measured = MEASURED.get(on.name, {}).get((str(product.form), product.n, product.k), {})
+    name = measured.get(product.tokens)
+    for choice in able:
+        if str(choice) == name:
+            return choice
+    return min(able, key=lambda choice: choice.family.cost_us(choice.variant, product, on))
+
+
+def plan(form: Format, n: int, k: int, arch: str, on: Machine) -> tuple[Choice, ...]:
+    """A choice for each of BUCKETS."""
+    return tuple(choose(Product(form, n, k, tokens), arch, on) for tokens in BUCKETS)

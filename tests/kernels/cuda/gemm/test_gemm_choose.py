@@ -1,0 +1,54 @@
+"""The choice of a variant: always one that exists, cheap where it should be, measured where it was."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tessera.kernels.cuda.gemm import choose
+from tessera.kernels.cuda.gemm.choose import BUCKETS, FAMILIES, Machine, Product
+from tessera.kernels.cuda.gemm.measured import MEASURED
+from tessera.kernels.cuda.gemm.weights import FORMATS, Format
+
+H200 = Machine("unmeasured H200", 132, 4.5e6, 4096, 2500, 1780)
+
+forms = st.sampled_from(FORMATS)
+
+
+@given(form=forms, n=st.integers(1, 130000), k=st.integers(1, 65793))
+def test_every_bucket_has_a_variant(form: Format, n: int, k: int) -> None:
+    for choice in choose.plan(form, n, k, "sm_90a", H200):
+        assert "sm_90a" in choice.family.archs and choice.variant in choice.family.variants
+
+
+@given(form=forms, n=st.integers(64, 60000), k=st.integers(128, 30000), tokens=st.sampled_from(BUCKETS))
+def test_no_cost_beats_the_memory(form: Format, n: int, k: int, tokens: int) -> None:
+    product = Product(form, n, k, tokens)
+    for family in FAMILIES:
+        for variant in family.variants:
+            assert family.cost_us(variant, product, H200) > product.nbytes / H200.bytes_us
+
+
+@pytest.mark.parametrize(("n", "k"), [(6144, 4096), (28672, 4096), (4096, 14336), (8192, 28672)])
+@pytest.mark.parametrize("form", FORMATS, ids=str)
+def test_many_tokens_run_in_large_tiles(form: Format, n: int, k: int) -> None:
+    plan = dict(zip(BUCKETS, choose.plan(form, n, k, "sm_90a", H200), strict=True))
+    assert plan[2048].variant.tokens >= 128
+
+
+def test_what_was_measured_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    product = Product(Format(4, 128), 6144, 4096, 64)
+    slow = FAMILIES[-1].variants[0]
+    assert choose.choose(product, "sm_90a", H200).variant != slow
+    table = {H200.name: {(str(product.form), 6144, 4096): {64: str(slow)}}}
+    monkeypatch.setattr(choose, "MEASURED", table)
+    assert choose.choose(product, "sm_90a", H200).variant == slow
+    assert choose.choose(Product(product.form, 6144, 4096, 96), "sm_90a", H200).variant != slow
+
+
+def test_measured_variants_exist() -> None:
+    names = {str(variant) for family in FAMILIES for variant in family.variants}
+    forms = {str(form) for form in FORMATS}
+    for shapes in MEASURED.values():
+        for (form, _, _), by_tokens in shapes.items():
+            assert form in forms
+            assert set(by_tokens.values()) <= names and set(by_tokens) <= set(BUCKETS)
