@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.kernels.cuda.gemm import choose
+from tessera.kernels.cuda.gemm import choose, wide
 from tessera.kernels.cuda.gemm.choose import BUCKETS, FAMILIES, Machine, Product
 from tessera.kernels.cuda.gemm.measured import MEASURED
+from tessera.kernels.cuda.gemm.scratch import COUNTERS, PARTS
 from tessera.kernels.cuda.gemm.weights import FORMATS, Format
 
 H200 = Machine("unmeasured H200", 132, 4.5e6, 4096, 2500, 1780)
@@ -33,6 +34,15 @@ def test_no_cost_beats_the_memory(form: Format, n: int, k: int, tokens: int) -> 
 def test_many_tokens_run_in_large_tiles(form: Format, n: int, k: int) -> None:
     plan = dict(zip(BUCKETS, choose.plan(form, n, k, "sm_90a", H200), strict=True))
     assert plan[2048].variant.tokens >= 128
+
+
+@given(n=st.integers(1, 130000), k=st.integers(1, 65793), tokens=st.sampled_from(BUCKETS))
+def test_every_choice_fits_the_scratch(n: int, k: int, tokens: int) -> None:
+    variant = choose.choose(Product(Format(4, 128), n, k, tokens), "sm_90a", H200).variant
+    if isinstance(variant, wide.Variant):
+        cut = wide.plan(variant, n, k, tokens, H200.sms)
+        assert cut.split_tiles * 4 * variant.warpgroups <= COUNTERS
+        assert not cut.split_tiles or 2 * cut.grid * variant.tokens * variant.rows <= PARTS
 
 
 def test_what_was_measured_decides(monkeypatch: pytest.MonkeyPatch) -> None:

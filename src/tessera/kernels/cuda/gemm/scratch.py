@@ -13,8 +13,8 @@ from tessera.kernels.errors import KernelArgumentError
 SUMS: Final = 8 << 20
 """int32 sums of a device: what 132 blocks with a tile of 256 tokens by 128 rows each need, and more."""
 COUNTERS: Final = 4096
-PARTS: Final = 132 * 2 * 32768
-"""Two parts of a tile of 256 tokens by 128 rows (or 128 by 256) for each of 132 blocks."""
+PARTS: Final = 132 * 2 * 36864
+"""Two parts of the largest tile, 192 tokens by 192 rows, for each of 132 blocks."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
