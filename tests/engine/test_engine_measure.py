@@ -2,14 +2,17 @@
 
 import time
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
-from tessera.engine.measure import cpu
-from tessera.engine.measure.small_model import SMALL, SmallStep, small_step
+from tessera.engine.measure import cpu, small_model
+from tessera.engine.measure.small_model import SMALL, decode_seconds, kernel_seconds
 from tessera.engine.measure.speed import best_s, random_weights
+from tessera.engine.throughput import Case
+from tessera.hardware import Device
 from tessera.layers.linear import Linear
-from tessera.planner.step import KERNELS_PER_LAYER, KERNELS_PER_STEP
+from tessera.planner import ModelShape, StepModel, precision_of
 from tessera.spec import Recipe
 
 TINY = replace(
@@ -23,7 +26,8 @@ def small_sizes(monkeypatch):
     monkeypatch.setattr(cpu, "COLUMNS", 256)
     monkeypatch.setattr(cpu, "TOKENS", 4)
     monkeypatch.setattr(cpu, "COLD_BYTES", 1 << 20)
-    monkeypatch.setattr(cpu, "small_step", lambda kind, recipe: small_step(kind, recipe, TINY, repeats=1))
+    monkeypatch.setattr(small_model, "CASE", Case(1, 8, 4))
+    monkeypatch.setattr(cpu, "kernel_seconds", partial(kernel_seconds, config=TINY))
 
 
 def test_every_speed_of_the_processor(small_sizes):
@@ -43,20 +47,24 @@ def test_copies_of_a_layer_have_memory_of_their_own(small_sizes):
     assert one._bound.packed.codes.data_ptr() != other._bound.packed.codes.data_ptr()
 
 
-def test_a_kernel_costs_what_reading_leaves():
-    step = SmallStep(SMALL, seconds=5e-3, weight_bytes=10**8)
-    count = KERNELS_PER_LAYER * SMALL.num_layers + KERNELS_PER_STEP
-    assert step.kernel(5e10).value == pytest.approx(3e-3 / count)
-    assert "2000 reading weights" in step.kernel(5e10).how
-    assert step.kernel(1e9).value == pytest.approx(1e-3 / count)  # weights that a cache held
+@pytest.mark.parametrize("measured", [6e-3, 1e-3])
+def test_a_kernel_costs_what_the_planned_step_leaves(monkeypatch, measured):
+    """So that a plan of the small model predicts just what was measured, where that took longer."""
+    monkeypatch.setattr(small_model, "decode_seconds", lambda kind, config: measured)
+    peaks = {"int8": 8e11, "fp16": 2e11}
+    speed = kernel_seconds("cpu", 3e10, peaks)
+    device = Device("cpu", 1e10, 3e10, peaks, kind="cpu", kernel_seconds=speed.value, measured=True)
+    model = StepModel(ModelShape.from_config(SMALL), device, precision_of("w4a8kv4-g64-rtn"))
+    planned = model.decode("predicted", 1, 64).value
+    if measured == 6e-3:
+        assert planned == pytest.approx(measured)
+    else:  # a cache held the weights
+        assert speed.value * model.kernels == pytest.approx(0.2 * measured)
 
 
-def test_a_small_step_counts_its_matrices():
-    step = small_step("cpu", "w8a8kv4-chn", TINY, repeats=1)
-    tiles = {name: shape for name, shape in TINY.tensor_shapes().items() if len(shape) == 2}
-    codes = sum(rows * columns for rows, columns in tiles.values())
-    assert codes <= step.weight_bytes <= codes + 4 * sum(rows for rows, _ in tiles.values())
-    assert step.seconds > 0
+def test_a_decode_step_takes_time(monkeypatch):
+    monkeypatch.setattr(small_model, "CASE", Case(1, 8, 4))
+    assert 0 < decode_seconds("cpu", TINY, repeats=1) < 1
 
 
 def test_best_is_the_fastest_round_of_all_calls():

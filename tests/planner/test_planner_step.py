@@ -11,6 +11,7 @@ from planner.plan_cases import settings
 from tessera.hardware import GPUS
 from tessera.planner import (
     MODELS,
+    Efficiency,
     StepModel,
     board,
     make_plan,
@@ -289,3 +290,23 @@ def test_a_chain_of_one_s_own_runs_through_a_whole_plan():
     mine = with_weights(precision_of("w4a16-g128"), affine_zero(3, Pattern.blocks(1, 128)), "w3")
     made = plan("llama-3-8b", "h100", mine)
     assert made["weights"].value < plan("llama-3-8b", "h100", "w4a16-g128")["weights"].value
+
+
+@pytest.mark.parametrize("batch", [1, 8, 64])
+def test_a_processor_reads_and_multiplies_in_turn(batch):
+    """Its cores do both; a GPU's memory and matrix units work at the same time."""
+    gpu = replace(GPUS["h200"], bandwidth=2e10, peaks={"int8": 1e12, "bf16": 2e11}, sms=0)
+    shape, precision = MODELS["smollm2-135m"], precision_of("w4a8kv4-g64")
+    reached = Efficiency(1.0, 1.0, 1.0, 1.0)
+    apart = StepModel(shape, replace(gpu, kind="cpu"), precision, efficiency=reached)
+    together = StepModel(shape, gpu, precision, efficiency=reached)
+    read = float(streamed_bytes(shape, precision, batch)) / 2e10
+    multiplied = 2 * batch * float(active_parameters(shape)) / 1e12
+    difference = apart.decode("predicted", batch, 100).value - together.decode("predicted", batch, 100).value
+    assert difference == pytest.approx(read + multiplied - max(read, multiplied))
+    fixed = apart.kernels * gpu.kernel_seconds
+    assert apart.prefill(64).value == pytest.approx(
+        apart.prefill(64).at(kernel_seconds=0.0, weights=0.0)
+        + apart.prefill(64).inputs["weights"] / 2e10
+        + fixed
+    )

@@ -12,7 +12,6 @@ from tessera.planner.precision import Precision, precision_of
 from tessera.planner.quantity import show
 from tessera.planner.sections import limits
 from tessera.planner.sections import step as step_section
-from tessera.planner.step import KERNELS_PER_LAYER, KERNELS_PER_STEP
 from tessera.spec import GroupSizeError
 
 STYLES: Final = ("c0", "c1", "c2", "c3", "c4", "c5")
@@ -88,7 +87,7 @@ def capacity(plan: Plan) -> Chart:
 def breakdown(plan: Plan) -> Chart:
     """Milliseconds of a decode step, and of what takes them, over the batch."""
     most = max(2.0, plan["max_batch"].value, float(plan.batch))
-    fixed = (KERNELS_PER_LAYER * plan.model.layers + KERNELS_PER_STEP) * plan.device.kernel_seconds
+    fixed = plan.step.kernels * plan.device.kernel_seconds
     time, context = plan.step.curve("predicted"), plan.setting.decode_context
     xs = steps(1, most, SAMPLES)
 
@@ -99,7 +98,7 @@ def breakdown(plan: Plan) -> Chart:
         line("whole step", f"own {STYLES[3]}", lambda x: time(x, context)),
         line("attention: reading the cache", STYLES[1], lambda x: time(x, context) - time(x, 0)),
         line(
-            "weight products" + (" and all-reduces" if plan.step.tp > 1 else ""),
+            "products, activations" + (", all-reduces" if plan.step.tp > 1 else ""),
             STYLES[0],
             lambda x: time(x, 0) - fixed,
         ),

@@ -114,6 +114,16 @@ class StepModel:
         weights = sum(p.parameters for p in self.model.parts() if p.role in ("linear", "expert"))
         return float(scheme_time(weights / self.tp, self.dequant, self.device))
 
+    @property
+    def kernels(self) -> int:
+        """Kernels of a step."""
+        return KERNELS_PER_LAYER * self.model.layers + KERNELS_PER_STEP
+
+    @property
+    def _in_turn(self) -> bool:
+        """A GPU multiplies while it reads; the cores of a processor do one after the other."""
+        return self.device.kind == "cpu"
+
     def decode(self, how: How, batch: float, context: float) -> Quantity:
         """Seconds of a step of `batch` sequences that hold `context` tokens each.
 
@@ -151,11 +161,14 @@ class StepModel:
             "weights": self._read()[1]["weights"] + self._read()[1].get("expert", 0.0),
             "bandwidth": self.device.bandwidth,
         }
-        formula = (
-            "max((2 * tokens * linear / peak + 2 * head / head_peak"
-            " + 4 * layers * q_size * tokens * (cached + (tokens + 1) / 2) / attention_peak) / efficiency,"
-            " weights / bandwidth)"
+        compute = (
+            "(2 * tokens * linear / peak + 2 * head / head_peak"
+            " + 4 * layers * q_size * tokens * (cached + (tokens + 1) / 2) / attention_peak) / efficiency"
         )
+        formula = f"max({compute}, weights / bandwidth)"
+        if self._in_turn:
+            formula = f"{compute} + weights / bandwidth + kernels * kernel_seconds"
+            inputs |= {"kernels": self.kernels, "kernel_seconds": self.device.kernel_seconds}
         rest, more = self._rest("tokens")
         inputs |= more | {"tokens": tokens, "cached": cached}
         return quantity("prefill_time", "s", formula + rest, **inputs)
@@ -181,17 +194,19 @@ class StepModel:
         read, inputs = self._read()
         rest, more = self._rest("batch")
         inputs |= self._product_inputs() | self._attention_inputs() | more
-        unpack = ", unpack" if self.hidden else ""
-        inputs |= {"unpack": self.unpack} if self.hidden else {}
+        hidden = self.hidden and not self._in_turn  # processors unpack at the rate that was measured
+        unpack = ", unpack" if hidden else ""
+        inputs |= {"unpack": self.unpack} if hidden else {}
         inputs |= {
             "products_reach": self.reached.products,
             "compute_reach": self.reached.compute,
             "attention_reach": self.reached.attention,
-            "kernels": KERNELS_PER_LAYER * self.model.layers + KERNELS_PER_STEP,
+            "kernels": self.kernels,
             "kernel_seconds": self.device.kernel_seconds,
             "activations": self.activations,
         }
-        products = f"max({read} / (bandwidth * products_reach), {_PRODUCTS} / compute_reach{unpack})"
+        memory, compute = f"{read} / (bandwidth * products_reach)", f"{_PRODUCTS} / compute_reach{unpack}"
+        products = f"{memory} + {compute}" if self._in_turn else f"max({memory}, {compute})"
         fixed = "kernels * kernel_seconds + batch * activations / bandwidth"
         return f"{products} + {_ATTENTION} / attention_reach + {fixed}{rest}", inputs
 

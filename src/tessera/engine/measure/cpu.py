@@ -8,7 +8,7 @@ from typing import Final
 import torch
 from torch.nn.functional import linear
 
-from tessera.engine.measure.small_model import small_step
+from tessera.engine.measure.small_model import kernel_seconds
 from tessera.engine.measure.speed import Speed, best_s, random_weights
 from tessera.engine.memory import available_memory
 from tessera.kernels.cpu import device
@@ -30,9 +30,11 @@ def speeds() -> Iterator[Speed]:
     bandwidth = max(read, *(_stream(recipe, cold) for recipe in RECIPES), key=lambda speed: speed.value)
     yield bandwidth
     yield copy
-    yield _int8_peak()
-    yield from _float_peaks()
-    yield small_step("cpu", "w4a8kv4-g64-rtn").kernel(bandwidth.value)
+    peaks: dict[str, float] = {}
+    for peak in (_int8_peak(), *_float_peaks()):
+        peaks[peak.key.removeprefix("peaks.")] = peak.value
+        yield peak
+    yield kernel_seconds("cpu", bandwidth.value, peaks)
 
 
 def _memory(size: int) -> tuple[Speed, Speed]:

@@ -8,7 +8,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from tessera.engine.measure.small_model import small_step
+from tessera.engine.measure.small_model import kernel_seconds
 from tessera.engine.measure.speed import Speed
 from tessera.kernels.cuda import device
 from tessera.kernels.cuda.device import DeviceInfo
@@ -27,9 +27,12 @@ def speeds() -> Iterator[Speed]:
     read = _read(info)
     yield read
     yield _copy()
-    yield from _peaks(info)
+    peaks: dict[str, float] = {}
+    for peak in _peaks(info):
+        peaks[peak.key.removeprefix("peaks.")] = peak.value
+        yield peak
     yield _launch(info)
-    yield small_step("cuda").kernel(read.value)
+    yield kernel_seconds("gpu", read.value, peaks)
 
 
 def replay_s(launches: Sequence[Callable[[], object]], replays: int = 7) -> float:
