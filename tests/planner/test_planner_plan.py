@@ -3,13 +3,14 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 import tessera
 from tessera.hardware import GPUS, CustomDeviceError, MissingPeakError
-from tessera.planner import CapacityError, PlanError, plan, quantity, show, workload_of
-from tessera.planner.extras import sparse, speculate, w4a4, with_tensor_core_dequantization
+from tessera.planner import MODELS, CapacityError, Draft, PlanError, plan, quantity, show, workload_of
+from tessera.planner.extras import sparse, with_tensor_core_dequantization
 from tessera.spec import GroupSizeError, RecipeError
 
 
@@ -102,15 +103,17 @@ def test_explanations_show_formula_numbers_value_and_both_conventions():
 
 
 def test_json_is_plain_and_complete():
-    made = plan("llama-3-8b", "h200", "qoq-g128", workload="agent", context=8192)
+    made = plan("llama-3.1-8b", "h200", "qoq-g128", workload="rag", draft=Draft("llama-3.2-1b"))
     data = json.loads(json.dumps(made.to_json(), allow_nan=False))
-    assert data["model"] == "llama-3-8b"
+    assert data["model"] == "llama-3.1-8b"
     assert data["sources"]["bandwidth"].startswith("measured, ")
     for section in made.sections.values():
         for name, value in section.items():
             assert value.name == name
             assert made[name] is value
     assert set(data["sections"]) == set(made.sections)
+    names = [name for section in made.sections.values() for name in section]
+    assert len(names) == len(set(names))
     with pytest.raises(KeyError):
         made["nothing"]
     assert "nothing" not in made
@@ -146,32 +149,68 @@ def test_numbers_for_the_engine_and_the_fleet_are_those_of_the_quantities():
     assert made.kv_capacity_tokens == int(made["free_for_kv"].value // made["kv_per_token"].value)
 
 
-def test_extras():
-    setting = plan("llama-3-8b", "a100", "qoq-g128", batch=1).setting
-    found = speculate(setting, 1, "llama-3.2-1b", acceptance=0.8, drafted=4)
-    assert found["speculative_gain"].value == pytest.approx(
-        found["tokens_per_pass"].value
-        * setting.step.decode("by_operation", 1, 4096).value
-        / (found["verify_time"].value + 4 * found["draft_step"].value)
+def test_a_draft_multiplies():
+    draft = Draft("llama-3.2-1b", acceptance=0.8, drafted=4)
+    made = plan("llama-3-8b", "a100", "qoq-g128", batch=1, draft=draft)
+    tokens = sum(0.8**k for k in range(5))
+    assert made["speculative_gain"].value == pytest.approx(
+        tokens * made["tpot_by_operation"].value / (made["verify_time"].value + 4 * made["draft_step"].value)
     )
-    slower = speculate(setting, 1, "llama-3.2-1b", "bf16", acceptance=0.8)
-    assert slower["speculative_gain"].value < found["speculative_gain"].value
-    with pytest.raises(PlanError, match="a draft must be smaller"):
-        speculate(setting, 1, "llama-3-70b")
-    with pytest.raises(PlanError, match=r"acceptance is 1\.2"):
-        speculate(setting, 1, "llama-3.2-1b", acceptance=1.2)
-    assert w4a4(setting, 64)["peak_gain"].value == 2
-    assert w4a4(plan("llama-3-8b", "h100", "qoq-g128").setting, 64)["peak_gain"].value == 1
-    both = sparse(setting)
-    assert both["floor_dense_int4"].value < both["floor_sparse_16_bit"].value
-    assert (
-        both["floor_sparse_int4_lecture"].value
-        < both["floor_sparse_int4"].value
-        < both["floor_dense_int4"].value
-    )
+    assert made["speculative_gain"].value > 1.5
+    slower = plan("llama-3-8b", "a100", "qoq-g128", batch=1, draft=replace(draft, recipe="bf16"))
+    assert slower["draft_step"].value > 2 * made["draft_step"].value
+    # A 16-bit draft reads half of what the 4-bit target does, four times a pass: nothing is gained.
+    assert slower["speculative_gain"].value < 1.1
+    assert slower["draft_weights"].value == 2 * MODELS["llama-3.2-1b"].parameters
+
+
+@pytest.mark.parametrize(
+    "draft, message",
+    [
+        (Draft("llama-3-70b"), "a draft must be smaller"),
+        (Draft("llama-3.2-1b", acceptance=1.2), r"acceptance is 1\.2"),
+        (Draft("llama-3.2-1b", drafted=0), "drafted is 0"),
+    ],
+)
+def test_drafts_that_cannot_be(draft, message):
+    with pytest.raises(PlanError, match=message):
+        plan("llama-3-8b", "a100", "qoq-g128", batch=1, draft=draft)
+
+
+def test_sparsity_stands_in_every_plan_against_dense_int4():
+    made = plan("llama-3-8b", "a100", "qoq-g128", batch=1)
+    dense = made["floor_dense_int4.2:4"].value
+    assert dense < made["floor_sparse_16_bit.2:4"].value
+    assert made["floor_sparse_int4_lecture.2:4"].value < made["floor_sparse_int4.2:4"].value < dense
+    assert made["sparse_ratio.8:16"].value == (16 + 4) / 32
+    assert made["sparse_ratio.8:16"].also == {"one pattern index": (8 * 16 + 14) / 256}
     with pytest.raises(PlanError, match="4:4 sparsity keeps 4 of 4"):
-        sparse(setting, 4, 4)
+        sparse(made.setting, 4, 4)
+
+
+def test_4_bit_activations_pay_only_where_there_are_4_bit_products():
+    assert plan("llama-3-8b", "a100", "qoq-g128")["peak_gain"].value == 2
+    assert plan("llama-3-8b", "h100", "qoq-g128")["peak_gain"].value == 1
+    assert plan("mixtral-8x7b", "b200", "qoq-g128", batch=1)["activation_bytes_saved"].value == (
+        32 * (4096 + 4096 + 2 * (4096 + 14336)) / 2
+    )
+
+
+def test_hardware_that_unpacks_needs_no_instructions():
+    setting = plan("llama-3-8b", "a100", "qoq-g128").setting
     assert with_tensor_core_dequantization(setting).step.unpack == 0 < setting.step.unpack
+
+
+def test_splitting_among_devices_may_not_cut_a_group():
+    mistral = replace(MODELS["mistral-7b"], intermediate=14080)
+    plan(mistral, "h100", "qoq-g128", tp=2)
+    with pytest.raises(GroupSizeError, match=r"down / 4 has K = 3520, which groups of 128 do not divide"):
+        plan(mistral, "h100", "qoq-g128", tp=4)
+
+
+def test_a_context_shorter_than_the_workload_is_refused():
+    with pytest.raises(PlanError, match="context 1000 is less than the 1536 tokens of chat, prompt 1024 and"):
+        plan("llama-3-8b", "h100", "qoq-g128", workload="chat", context=1000)
 
 
 @pytest.mark.parametrize(

@@ -19,14 +19,14 @@ from tessera.planner.planning import Plan, make_plan, plan
 from tessera.planner.precision import BASELINES, Precision, precision_of, with_weights
 from tessera.planner.quantity import Quantity, quantity, show
 from tessera.planner.read_model import shape_of
-from tessera.planner.setting import Setting
+from tessera.planner.setting import Draft, Setting
 from tessera.planner.step import Efficiency, How, StepModel
 from tessera.planner.workload import WORKLOADS, Workload, workload_of
 
 __all__ = [
     "BASELINES", "LEVERS", "MODELS", "REFERENCE_7B", "WORKLOADS", "Candidate", "CapacityError", "Decision",
-    "Efficiency", "How", "Lever", "ModelFileError", "ModelShape", "Part", "Plan", "PlanError", "Precision",
-    "Quantity", "Setting", "StepModel", "UnknownModelError", "UnknownWorkloadError", "Verdict", "Workload",
-    "compare", "decide", "make_plan", "plan", "precision_of", "quantity", "shape_of", "show", "table",
-    "with_weights", "workload_of",
+    "Draft", "Efficiency", "How", "Lever", "ModelFileError", "ModelShape", "Part", "Plan", "PlanError",
+    "Precision", "Quantity", "Setting", "StepModel", "UnknownModelError", "UnknownWorkloadError", "Verdict",
+    "Workload", "compare", "decide", "make_plan", "plan", "precision_of", "quantity", "shape_of", "show",
+    "table", "with_weights", "workload_of",
 ]  # fmt: skip

@@ -8,13 +8,20 @@ from math import log2
 
 from tessera.planner import roofline, sparsity, speculative
 from tessera.planner.errors import PlanError
-from tessera.planner.memory import bits_per_weight, streamed_bytes, weight_bytes
-from tessera.planner.precision import Precision, precision_of, with_weights
+from tessera.planner.levers import group_of
+from tessera.planner.memory import (
+    bits_per_weight,
+    kv_bytes_per_sequence,
+    kv_bytes_per_token,
+    streamed_bytes,
+    weight_bytes,
+)
+from tessera.planner.precision import precision_of, with_weights
 from tessera.planner.quantity import Quantity, quantity
-from tessera.planner.read_model import Source, shape_of
-from tessera.planner.setting import Setting
+from tessera.planner.read_model import shape_of
+from tessera.planner.setting import Draft, Setting
 from tessera.planner.step import StepModel
-from tessera.spec import Pattern, Recipe, SpecError, affine_zero
+from tessera.spec import Pattern, SpecError, affine_zero
 
 Section = dict[str, Quantity]
 
@@ -44,60 +51,52 @@ def sparse(setting: Setting, n: int = 2, m: int = 4) -> Section:
     """
     device, tp = setting.device, setting.step.tp
     full = streamed_bytes(setting.model, precision_of("bf16"), 1, tp)
-    dense = with_weights(setting.precision, precision_of("w4a16-g128").linear)
+    dense = with_weights(setting.precision, precision_of(f"w4a16-{group_of(setting.model)}").linear)
     int4 = streamed_bytes(setting.model, dense, 1, tp)
     ratio = sparsity.kept_ratio(n, m)
     weights = sum(p.parameters for p in setting.model.parts() if p.role in ("linear", "expert")) / tp
-    stored = sparsity.sparse_int4_bytes(weights, int4, n, m)
-    lecture = sparsity.sparse_bytes(int4, ratio)
-
-    def floor(name: str, moved: Quantity) -> Quantity:
-        return roofline.memory_time(moved, device.bandwidth, name)
-
-    return {
-        "sparse_ratio": ratio,
-        "sparse_gain": sparsity.sparse_gain(ratio),
-        "floor_sparse_16_bit": floor("floor_sparse_16_bit", sparsity.sparse_bytes(full, ratio)),
-        "floor_dense_int4": floor("floor_dense_int4", int4),
-        "floor_sparse_int4": floor("floor_sparse_int4", stored).noted("indices of 4-bit survivors counted"),
-        "floor_sparse_int4_lecture": floor("floor_sparse_int4_lecture", lecture).noted(
-            "the 16-bit ratio applied to int4, as the lecture does"
-        ),
+    floors = {
+        "16_bit": sparsity.sparse_bytes(full, ratio),
+        "int4": sparsity.sparse_int4_bytes(weights, int4, n, m),
+        "int4_lecture": sparsity.sparse_bytes(int4, ratio).noted("the ratio of 16 bits, as the lecture does"),
     }
+    section = {"sparse_ratio": ratio, "sparse_gain": sparsity.sparse_gain(ratio)}
+    section["floor_dense_int4"] = roofline.memory_time(int4, device.bandwidth)
+    section |= {
+        f"floor_sparse_{name}": roofline.memory_time(moved, device.bandwidth).noted(moved.note)
+        for name, moved in floors.items()
+    }
+    return {f"{name}.{n}:{m}": value for name, value in section.items()}
 
 
-def speculate(
-    setting: Setting,
-    batch: int,
-    draft: Source,
-    recipe: str | Recipe | Precision = "qoq-g128",
-    acceptance: float = 0.7,
-    drafted: int = 4,
-) -> Section:
+def speculate(setting: Setting, batch: int, draft: Draft) -> Section:
     """Speculative decoding with a draft model by a recipe of its own: the multiplier on top of quantization.
 
-    A verifying step has `drafted` + 1 tokens of every sequence in its products and reads the cache once.
+    A verifying step has `drafted` + 1 tokens of every sequence in its products and reads the cache once. The
+    draft's weights and cache are stated and not taken off the memory of the plan.
     Raises PlanError for an acceptance outside 0..1 or a draft that is not smaller than the model.
     """
-    model = shape_of(draft)
+    model = shape_of(draft.model)
     if model.parameters >= setting.model.parameters:
         raise PlanError(
             f"the draft model {model.name} has {model.parameters:.3g} parameters, {setting.model.name} has "
             f"{setting.model.parameters:.3g}: a draft must be smaller",
             param="draft",
         )
-    tokens = speculative.tokens_per_pass(acceptance, drafted)
-    context = setting.decode_context
-    plain = setting.step.decode("by_operation", batch, context)
-    extra = (
-        setting.step.products_bound(batch * (drafted + 1)).value - setting.step.products_bound(batch).value
-    )
-    verify = quantity("verify_time", "s", "step + more_products", step=plain, more_products=extra)
-    guess = StepModel(model, setting.device, precision_of(recipe)).decode("by_operation", batch, context)
-    tpot = speculative.speculative_tpot(tokens, verify, guess, drafted)
+    precision = precision_of(draft.recipe or f"qoq-{group_of(model)}")
+    tokens = speculative.tokens_per_pass(draft.acceptance, draft.drafted)
+    context, costs = setting.decode_context, setting.step
+    plain = costs.decode("by_operation", batch, context)
+    more = costs.products_bound(batch * (draft.drafted + 1)).value - costs.products_bound(batch).value
+    verify = quantity("verify_time", "s", "step + more_products", step=plain, more_products=more)
+    guess = StepModel(model, setting.device, precision).decode("by_operation", batch, context)
+    tpot = speculative.speculative_tpot(tokens, verify, guess, draft.drafted)
+    token = kv_bytes_per_token(model, precision.kv)
     return {
+        "draft_weights": weight_bytes(model, precision),
+        "draft_kv_per_sequence": kv_bytes_per_sequence(token, setting.context),
         "tokens_per_pass": tokens,
-        "draft_step": replace(guess, name="draft_step"),
+        "draft_step": guess,
         "verify_time": verify,
         "speculative_tpot": tpot,
         "speculative_gain": speculative.speculative_gain(plain, tpot),
@@ -105,12 +104,15 @@ def speculate(
 
 
 def w4a4(setting: Setting, batch: int) -> Section:
-    """What 4-bit activations would need and bring: peak, bytes, rotations, quantizers on the critical path.
+    """What 4-bit activations need and bring: 4-bit products (a hardware generation), quantizers on the
+    critical path (kernel work), rotations against outliers (algorithm work); and how few bytes they save.
 
     The rotation is a fast Hadamard transform of every linear layer's input, on the vector units (fp32 peak).
     """
     device, model = setting.device, setting.model
-    inputs = sum(part.columns * part.count for part in model.parts() if part.role == "linear")
+    inputs = model.layers * (
+        model.hidden + model.q_size + model.experts_per_token * (model.hidden + model.intermediate)
+    )
     log = log2(model.hidden)
     kind = next((k for k in ("int4", "fp4") if device.has_peak(k)), None)
     base = device.peak("int8") if device.has_peak("int8") else device.peak("bf16")

@@ -96,9 +96,11 @@ def bits_per_weight(chain: Chain, rows: int = 4096, columns: int = 4096) -> Quan
     tile = Qtile((rows, columns), chain)
     params = {name: float(t.bits) for name, t in tile.param_tiles().items()}
     formula = " + ".join(["code_bits", *(f"{name} / weights" for name in params)])
-    return quantity(
+    bits = quantity(
         "bits_per_weight", "bit/weight", formula, code_bits=chain.codes.bits, weights=tile.numel, **params
     )
+    zeros = sum(size for name, size in params.items() if name.endswith("zero"))
+    return bits.beside(zero_points_not_counted=bits.value - zeros / tile.numel) if zeros else bits
 
 
 def kv_bytes_per_token(model: ModelShape, kv: Chain, kv_params: KvParams = "counted") -> Quantity:

@@ -7,6 +7,7 @@ from tessera.planner.errors import PlanError
 from tessera.planner.model_shape import ModelShape
 from tessera.planner.quantity import Quantity, quantity
 from tessera.planner.roofline import Number
+from tessera.spec import Recipe
 
 
 def check_split(model: ModelShape, tp: int) -> None:
@@ -18,6 +19,12 @@ def check_split(model: ModelShape, tp: int) -> None:
             f"share evenly: take {', '.join(map(str, legal))}",
             param="tp",
         )
+
+
+def check_groups(model: ModelShape, recipe: Recipe | None, tp: int) -> None:
+    """Raises GroupSizeError where splitting o and down by input among `tp` devices cuts a group."""
+    if recipe is not None and tp > 1:
+        recipe.check_layers({f"o / {tp}": model.q_size // tp, f"down / {tp}": model.intermediate // tp})
 
 
 def _splits(model: ModelShape, tp: int) -> bool:

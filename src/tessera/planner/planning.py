@@ -5,13 +5,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tessera.hardware import Device, find_device
-from tessera.planner import board, sections
+from tessera.planner import board, extras, sections
 from tessera.planner.errors import CapacityError, PlanError
 from tessera.planner.model_shape import ModelShape
 from tessera.planner.precision import KvParams, Precision, precision_of
 from tessera.planner.quantity import Quantity, positive, show
 from tessera.planner.read_model import Source, shape_of
-from tessera.planner.setting import Setting
+from tessera.planner.setting import Draft, Setting
 from tessera.planner.step import How, StepModel
 from tessera.planner.workload import Workload, workload_of
 from tessera.spec import Recipe
@@ -113,6 +113,7 @@ def plan(
     prefill_efficiency: float | None = None,
     dequantization: str = "one-imad-u8",
     overlapped: bool = True,
+    draft: Draft | None = None,
 ) -> Plan:
     """Plan `model` (built-in name, directory, GGUF file, ModelConfig or ModelShape) on `gpu` by `recipe`.
 
@@ -127,6 +128,7 @@ def plan(
     prefill_efficiency  share of the peak that a prefill reaches; None: as measured
     dequantization      how 4-bit weights are unpacked, one of `board.SCHEMES`
     overlapped          whether unpacking hides under memory traffic and products, or adds to them
+    draft               of speculative decoding
 
     Raises UnknownModelError, ModelFileError, UnknownDeviceError, CustomDeviceError, RecipeError,
     GroupSizeError, UnknownWorkloadError, PlanError, CapacityError.
@@ -153,6 +155,7 @@ def plan(
         reserve=reserve_gb * GB,
         price=price,
         prefill_efficiency=prefill_efficiency,
+        draft=draft,
     )
     return make_plan(setting, batch)
 
@@ -180,6 +183,12 @@ def make_plan(setting: Setting, batch: int | None = None) -> Plan:
         "dequantization": sections.dequantization(setting, used),
         "prefill": sections.prefill(setting, used),
         "workload": sections.workload(setting, used, memory["free_for_kv"]),
+        "speculative decoding": extras.speculate(setting, used, setting.draft) if setting.draft else {},
+        "group sizes": extras.group_tax(setting),
+        "sparsity": {
+            k: q for n, m in ((2, 4), (4, 8), (8, 16)) for k, q in extras.sparse(setting, n, m).items()
+        },
+        "4-bit activations": extras.w4a4(setting, used),
     }
     named = {
         title: {name: replace(q, name=name) for name, q in section.items()}
@@ -192,6 +201,12 @@ def make_plan(setting: Setting, batch: int | None = None) -> Plan:
 def _context(model: ModelShape, context: int | None, load: Workload | None) -> int:
     wanted = context if context is not None else load.context if load else min(4096, model.max_position)
     positive(context=wanted)
+    if load and wanted < load.context:
+        raise PlanError(
+            f"context {wanted} is less than the {load.context} tokens of {load.name}, prompt {load.prompt} "
+            f"and output {load.output}",
+            param="context",
+        )
     if wanted > model.max_position:
         raise PlanError(
             f"context {wanted} exceeds the {model.max_position} positions that {model.name} was made for",

@@ -6,8 +6,24 @@ from typing import Any
 from tessera.hardware import Device
 from tessera.planner.model_shape import ModelShape
 from tessera.planner.precision import Precision
+from tessera.planner.read_model import Source
 from tessera.planner.step import StepModel
 from tessera.planner.workload import Workload
+from tessera.spec import Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A draft model for speculative decoding; `recipe` None: QoQ in the largest group that fits it.
+
+    drafted     tokens guessed before each pass of the target
+    acceptance  chance of each guess, given those before it were right
+    """
+
+    model: Source
+    recipe: str | Recipe | Precision | None = None
+    acceptance: float = 0.7
+    drafted: int = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +42,7 @@ class Setting:
     reserve: float = 4e9
     price: float = 1.0
     prefill_efficiency: float | None = None
+    draft: Draft | None = None
 
     @property
     def model(self) -> ModelShape:

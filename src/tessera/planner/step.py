@@ -17,7 +17,7 @@ from tessera.hardware import Device
 from tessera.planner.board import SCHEMES, Scheme, scheme_time
 from tessera.planner.memory import active_parameters, bytes_by_role, kv_bytes_per_token, read_formula
 from tessera.planner.model_shape import ModelShape
-from tessera.planner.parallel import ALL_REDUCE, check_link, check_split, kv_share
+from tessera.planner.parallel import ALL_REDUCE, check_groups, check_link, check_split, kv_share
 from tessera.planner.precision import KvParams, Precision
 from tessera.planner.quantity import Quantity, quantity
 
@@ -60,7 +60,8 @@ class StepModel:
     efficiency  for predictions; None: what was measured on an H200, of measured or data sheet values as the
                 device has them
 
-    Raises PlanError where the heads do not divide among the devices.
+    Raises PlanError where the heads do not divide among the devices, GroupSizeError where a group would be
+    cut.
     """
 
     model: ModelShape
@@ -74,6 +75,7 @@ class StepModel:
 
     def __post_init__(self) -> None:
         check_split(self.model, self.tp)
+        check_groups(self.model, self.precision.recipe, self.tp)
         if self.tp > 1:
             check_link(self.device)
 
