@@ -13,6 +13,7 @@ import typer
 from tessera.cli import console
 from tessera.cli.bench import bench
 from tessera.cli.chat import chat
+from tessera.cli.compile import compile_app
 from tessera.cli.doctor import doctor
 from tessera.cli.eval import evaluate
 from tessera.cli.plan import EXAMPLE as PLAN_EXAMPLE
@@ -40,6 +41,7 @@ VERBS: Final[dict[str, tuple[Callable[..., Any] | typer.Typer, str]]] = {
     "serve": (serve, "tessera serve out --port 8000"),
     "chat": (chat, "tessera chat out --system 'Answer in one sentence.'"),
     "bench": (bench, "tessera bench throughput out --case 1x512x64"),
+    "compile": (compile_app, "tessera compile explain w4a16-g128 --m 1 --n 4096 --k 4096 --device h200"),
     "doctor": (doctor, "tessera doctor --save"),
 }
 

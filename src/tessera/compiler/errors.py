@@ -41,3 +41,7 @@ class UnknownSkeletonError(InvalidRequestError):
 
 class UnequalError(CompilerError):
     """Two graphs that must compute the same do not. Carries where and by how much."""
+
+
+class PriceError(InvalidRequestError):
+    """The device's instruction rates are not known, so graphs cannot be told apart on it."""
