@@ -99,10 +99,11 @@ def reason(e: Explanation) -> list[str]:
 
 def _places(best: Price) -> list[str]:
     work = best.materialised
-    out = []
-    for place in Place:
-        if steps := work.at(place):
-            out.append(f"{place.value.capitalize()}: {', '.join(s.what for s in steps)}.")
+    out = [
+        f"{place.value.capitalize()}: {', '.join(s.what for s in steps)}."
+        for place in Place
+        if (steps := work.at(place))
+    ]
     if not work.at(Place.WEIGHT):
         out.append("Nothing but unpacking is done to weights.")
     return out
@@ -122,8 +123,8 @@ def _break_even(e: Explanation) -> list[str]:
     saved = eager.weight.issued - deferred.weight.issued
     return [
         f"Deferring to the end of a group takes {saved:.3g} instructions off each weight and adds "
-        f"{product.k * saved / tokens:.3g} to each output and group of {product.k}: by instructions it wins up to "
-        f"m = {tokens:.0f}."
+        f"{product.k * saved / tokens:.3g} to each output and group of {product.k}: by instructions it wins "
+        f"up to m = {tokens:.0f}."
     ]
 
 

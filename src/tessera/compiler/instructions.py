@@ -1,8 +1,8 @@
 """What it costs to make an operand of a matrix product out of stored codes, in instructions per weight.
 
-Lanes of one thread: one 32-bit instruction that handles four 8-bit weights counts 1/4. Three pipes, by their rate
-on sm_80 to sm_90 (`benchmarks/results/probe_h200.json`): the integer pipe (LOP3, SHF, PRMT, IADD3, I2F; 64 lanes a
-clock and SM), the integer multiply-add (IMAD; 64) and the floating one (FFMA, HFMA2; 128).
+Lanes of one thread: one 32-bit instruction that handles four 8-bit weights counts 1/4. Three pipes, by their
+rate on sm_80 to sm_90 (`benchmarks/results/probe_h200.json`): the integer pipe (LOP3, SHF, PRMT, IADD3, I2F;
+64 lanes a clock and SM), the integer multiply-add (IMAD; 64) and the floating one (FFMA, HFMA2; 128).
 """
 
 from collections.abc import Sequence
@@ -38,7 +38,9 @@ class Cost:
 NOTHING: Final = Cost()
 
 UNPACK_INT8: Final = {1: Cost(15 / 32), 2: Cost(7 / 16), 4: Cost(3 / 8), 8: NOTHING}
-"""Fields of a word to bytes: an AND each, and a SHF for all but the first (AND, SHR, AND for 8 weights of 4 bits)."""
+"""Fields of a word to bytes: an AND each, and a SHF for all but the first (AND, SHR, AND for 8 weights of 4
+bits).
+"""
 
 UNPACK_FP16: Final = {1: Cost(9 / 16), 2: Cost(9 / 16), 4: Cost(5 / 8), 8: Cost(1 / 2)}
 """Fields to halves that carry a bias (1024 + q): LOP3 with the exponent or'ed in, SHF; PRMT for bytes."""
@@ -50,7 +52,8 @@ UNBIAS: Final = Cost(fma=1 / 2)
 """HSUB2 that takes the bias off, and a zero point with it at no cost."""
 
 LOOKUP: Final = {"int8": Cost(11 / 8), "fp16": Cost(2.0)}
-"""A table of 16 in registers by PRMT: bytes as in CUTLASS's mixed-input example; halves as two byte tables."""
+"""A table of 16 in registers by PRMT: bytes as in CUTLASS's mixed-input example; halves as two byte tables.
+"""
 
 SMALL_FLOAT: Final = Cost(1.0)
 """fp4, fp6 or fp8 to halves: shift, mask and or for two, and the exponent's bias by the scale (estimate)."""
@@ -82,8 +85,8 @@ REGISTER_INT8: Final[dict[str, tuple[Way, ...]]] = {
         Way("through fp16 and back (QQQ)", Cost(alu=7 / 8, fma=1.0)),
     ),
 }
-"""Ways of every integer step, cheapest first. Lane-wise subtraction has no instruction since sm_30: it is emulated
-in five to six."""
+"""Ways of every integer step, cheapest first. Lane-wise subtraction has no instruction since sm_30: it is
+emulated in five to six."""
 
 
 def unpack(codes: DType, target: str) -> Cost:
@@ -101,8 +104,8 @@ def unpack(codes: DType, target: str) -> Cost:
 def in_registers(codes: DType, steps: Sequence[str], target: str, *, bias_corrected: bool) -> Cost:
     """One weight from its codes through `steps` (names of `spec` steps) to a lane of the target.
 
-    `bias_corrected` says that the product's row sums take a constant bias off the accumulators anyway, so that
-    biased halves may go into the product as they are.
+    `bias_corrected` says that the product's row sums take a constant bias off the accumulators anyway, so
+    that biased halves may go into the product as they are.
     """
     if isinstance(codes, Grid) and "lookup" in steps:
         after = steps[steps.index("lookup") + 1 :]

@@ -1,9 +1,9 @@
 """Dequantization inserted where a consumer needs values, and every scale and zero point classified by place.
 
 A graph already says where each step happens: a Qtile that an operation other than a mapping consumes is
-dequantized there. Materialising reads off what that means for a kernel: instructions on each weight in registers,
-on accumulators at a group's end, on row sums, on activations, in the epilogue; what is known when compiling; and
-what has to be stored and read.
+dequantized there. Materialising reads off what that means for a kernel: instructions on each weight in
+registers, on accumulators at a group's end, on row sums, on activations, in the epilogue; what is known when
+compiling; and what has to be stored and read.
 """
 
 from collections.abc import Iterator
@@ -36,7 +36,8 @@ class Place(StrEnum):
 class Placed:
     """One step of a mapping function, its place, and the number of elements that it is computed on.
 
-    `integer` results stay integers; `converts` says that integers become floats here.
+    `integer` results stay integers; `converts` says that integers become floats here; `grouped` that it
+    happens once for each group along k.
     """
 
     node: Node
@@ -44,6 +45,7 @@ class Placed:
     elements: int
     integer: bool
     converts: bool
+    grouped: bool
 
     def __str__(self) -> str:
         return f"{self.what}: {self.place}"
@@ -75,7 +77,7 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """One matrix product: `batch` of [m, k] x [k, n]; `kind` is what multiplies it (int8, fp8, fp16, fp32)."""
+    """One matrix product: `batch` of [m, k] x [k, n]; `kind` is what multiplies (int8, fp8, fp16, fp32)."""
 
     left: Operand
     right: Operand
@@ -108,8 +110,8 @@ class Stored:
 class Materialised:
     """A graph bound to sizes, as a kernel would run it.
 
-    `sums` are row sums of activations: (formula, columns, elements summed). `overflowing` names integer sums that
-    int32 may not hold.
+    `sums` are row sums of activations: (formula, columns, elements summed). `overflowing` names integer sums
+    that int32 may not hold.
     """
 
     graph: QGraph
@@ -170,7 +172,8 @@ class _Reader:
                 place = self._place(node, on_weights)
                 integer = isinstance(node.dtype, Grid)
                 converts = not integer and isinstance(node.codes.dtype, Grid)
-                yield Placed(node, place, _elements(node), integer, converts)
+                grouped = place != Place.WEIGHT and node.rank > self.rank
+                yield Placed(node, place, _elements(node), integer, converts, grouped)
 
     def _live(self, root: Node) -> Iterator[Node]:
         """Nodes that are computed when running: constants below them are not."""
@@ -212,7 +215,9 @@ class _Reader:
             yield from self._leaves(root)
 
     def derived(self) -> Iterator[tuple[str, int, int]]:
-        """Parameters that are computed from stored ones as they are loaded, which costs less than their bytes."""
+        """Parameters that are computed from stored ones as they are loaded, which costs less than their
+        bytes.
+        """
         for root in self._constants():
             steps = _steps(root)[1] if root.key in self.operands else []
             for x in (p for s in steps for p in s.params) if steps else (root,):

@@ -1,7 +1,7 @@
 """Two graphs side by side as one SVG, the eager one and the winner, coloured by where each step is computed.
 
-No layout program is needed: movements are drawn as nothing, parameters stand in the steps that use them, and what
-is left is a handful of boxes in layers.
+No layout program is needed: movements are drawn as nothing, parameters stand in the steps that use them, and
+what is left is a handful of boxes in layers.
 """
 
 from collections.abc import Iterator, Sequence
@@ -43,7 +43,8 @@ FONT: Final = "font-family='DejaVu Sans, Verdana, sans-serif'"
 class Box:
     """One operation: two lines of text, a kind that gives its colour, a layer, and a position in it.
 
-    `below` are the keys of its arguments' boxes. A box without a title is a bend of an edge that passes a layer.
+    `below` are the keys of its arguments' boxes. A box without a title is a bend of an edge that passes a
+    layer.
     """
 
     key: str
@@ -147,7 +148,7 @@ def _boxes(work: Materialised) -> Iterator[Box]:
 
 def _live(x: Node) -> bool:
     """Whether a product has an argument that is not constant."""
-    return x.op != "input" and any(_live(a) for a in x.args) or (x.op == "input" and not x.attr(3))
+    return (x.op != "input" and any(_live(a) for a in x.args)) or (x.op == "input" and not x.attr(3))
 
 
 def _drawn(x: Node) -> tuple[Node, ...]:
@@ -205,7 +206,9 @@ def _short(text: str) -> str:
 
 
 def _layered(boxes: dict[str, Box]) -> dict[str, Box]:
-    """Layers by the longest way from an input; inputs just above their use; bends where an edge passes a layer."""
+    """Layers by the longest way from an input; inputs just above their use; bends where an edge passes a
+    layer.
+    """
     for box in boxes.values():
         box.layer = 1 + max((boxes[k].layer for k in box.below), default=-1)
     for box in boxes.values():

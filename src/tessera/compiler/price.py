@@ -1,8 +1,9 @@
 """Predicted time of a graph on a GPU: bytes, matrix products, instructions, each against its own ceiling.
 
-Closed form, no measurement of this kernel: the slowest of the resources, as if all others hid behind it. Times that
-differ by less than half a percent rank by instructions issued, since what is not the bottleneck still costs power
-and registers.
+Closed form, no measurement of this kernel: the slowest of the resources, as if all others hid behind it. Only
+the work at a group's end does not hide: it waits for the group's product, and its warps start no other
+meanwhile (an H200 shows the sum of both, notes/2026-11-30-compiler.md). Times that differ by less than half a
+percent rank by instructions issued, since what is not the bottleneck still costs power and registers.
 """
 
 from collections.abc import Sequence
@@ -40,8 +41,9 @@ OUTPUT_BYTES: Final = 2
 class Price:
     """What one candidate costs for m tokens.
 
-    `weight` is the cost of one weight in registers; `output` of one output element outside of the matrix products,
-    spread over all groups; `limits` are seconds by resource. `reason` says why it cannot run, else None.
+    `weight` is the cost of one weight in registers; `output` of one output element outside of the matrix
+    products, spread over all groups; `limits` are seconds by resource. `reason` says why it cannot run, else
+    None.
     """
 
     candidate: Candidate
@@ -69,7 +71,9 @@ class Price:
 
 
 def price(candidate: Candidate, m: int, device: Device) -> Price:
-    """Price of a candidate for m tokens. Raises PriceError for a device whose instruction rates are not known."""
+    """Price of a candidate for m tokens. Raises PriceError for a device whose instruction rates are not
+    known.
+    """
     if device.sms == 0 or device.clock == 0:
         raise PriceError(f"{device.name} has no stated SMs and clock: give a GPU, or custom:…,sms=…,clock=…")
     padded = ceil(m / TOKEN_STEP) * TOKEN_STEP
@@ -77,13 +81,14 @@ def price(candidate: Candidate, m: int, device: Device) -> Price:
     passes = ceil(padded / TOKEN_TILE)
     outputs = max(1, _outputs(work))
     weight, registers = _register_costs(work, passes)
-    per_output = _output_cost(work)
+    at_group_end, per_output = _output_costs(work)
     total = registers + per_output
     size = sum(s.bytes for s in real.stored) + _outputs(real) * OUTPUT_BYTES
     limits = {"memory": size / device.bandwidth}
     reason = _infeasible(work)
     try:
-        limits["matrix products"] = sum(_product_seconds(p, device) for p in work.products)
+        products = sum(_product_seconds(p, device) for p in work.products)
+        limits["matrix products"] = products + _one_after_another(at_group_end, device)
     except MissingPeakError as error:
         reason = reason or str(error)
     limits |= _pipes(total, device)
@@ -143,20 +148,32 @@ def _register_costs(work: Materialised, passes: int) -> tuple[Cost, Cost]:
     return weight, total
 
 
-def _output_cost(work: Materialised) -> Cost:
-    """Work on accumulators, sums and outputs: a multiply-add a step and element, a conversion where floats begin."""
-    total = NOTHING
+def _output_costs(work: Materialised) -> tuple[Cost, Cost]:
+    """(at the ends of groups, all) of the work on accumulators, sums and outputs.
+
+    A multiply-add for a step and element, and a conversion where floats begin.
+    """
+    at_end, total = NOTHING, NOTHING
     for step in work.placed:
-        if step.place in (Place.GROUP, Place.ROW_SUM, Place.COLUMN_SUM, Place.EPILOGUE):
-            one = Cost(imad=1) if step.integer else Cost(alu=float(step.converts), fma=1)
-            total = total + one * step.elements
+        if step.place in (Place.WEIGHT, Place.ACTIVATION):
+            continue
+        one = Cost(imad=1) if step.integer else Cost(alu=float(step.converts), fma=1)
+        total = total + one * step.elements
+        if step.grouped:
+            at_end = at_end + one * step.elements
     for _, _, summed in work.sums:
         total = total + Cost(fma=summed)
-    return total + Cost(fma=sum(p.multiply_adds for p in work.products if p.kind == "fp32"))
+    return at_end, total + Cost(fma=sum(p.multiply_adds for p in work.products if p.kind == "fp32"))
 
 
 def _product_seconds(p: Product, device: Device) -> float:
     return 0.0 if p.kind == "fp32" else 2 * p.multiply_adds / device.peak(p.kind)
+
+
+def _one_after_another(cost: Cost, device: Device) -> float:
+    """Seconds of instructions that depend on one another: no pipe works beside another."""
+    pipes = _pipes(cost, device)
+    return sum(seconds for name, seconds in pipes.items() if name != "issue slots")
 
 
 def _pipes(total: Cost, device: Device) -> dict[str, float]:
@@ -199,8 +216,8 @@ def spans(candidates: Sequence[Candidate], device: Device, tokens: Sequence[int]
 def break_even(deferred: Price, eager: Price, group: int) -> float | None:
     """Tokens up to which deferring wins where instructions decide: m* = group x saved / added.
 
-    Saved are the instructions of a weight that leave the registers, added those of one output at a group's end. None
-    where nothing is saved or nothing added.
+    Saved are the instructions of a weight that leave the registers, added those of one output at a group's
+    end. None where nothing is saved or nothing added.
     """
     saved = eager.weight.issued - deferred.weight.issued
     groups = max((p.batch for p in deferred.materialised.products), default=1)

@@ -12,8 +12,8 @@ from tessera.spec import Grid
 Range = tuple[int, int]
 
 KNOWN: Final[Mapping[str, Range]] = {"group_scale": (1, 16)}
-"""Parameters (last part of the name) that hold less than their type: QoQ's level-1 values span at most 238, so
-its group scales are at most 16 (`numerics.progressive`)."""
+"""Parameters (last part of the name) that hold less than their type: QoQ's level-1 values span at most 238,
+so its group scales are at most 16 (`numerics.progressive`)."""
 
 INT32: Final = 2**31 - 1
 
@@ -31,9 +31,13 @@ def ranges(graph: QGraph) -> dict[str, Range | None]:
 
 
 def overflows(graph: QGraph) -> list[Node]:
-    """Integer sums of a bound graph that may leave int32."""
+    """Accumulated sums of a bound graph that may leave int32.
+
+    A correction added afterwards may pass through what int32 does not hold: modulo 2^32 its sum is exact.
+    """
     found = ranges(graph)
-    return [n for n in graph.nodes if (r := found[n.key]) is not None and max(abs(r[0]), abs(r[1])) > INT32]
+    sums = (n for n in graph.nodes if n.op in ("matmul", "reduce_sum"))
+    return [n for n in sums if (r := found[n.key]) is not None and max(abs(r[0]), abs(r[1])) > INT32]
 
 
 def _range(node: Node, args: list[Range | None]) -> Range:
