@@ -58,6 +58,17 @@ def test_explain_has_the_numbers_put_in():
     assert "KV4: the lever" in shown
 
 
+def test_a_draft_model_and_naive_unpacking():
+    text = answer("llama-3-8b --gpu h100 --batch 1 --draft llama-3.2-1b --acceptance 0.8 --drafted 3")
+    assert "speculative decoding" in text
+    naive = "llama-3-8b --gpu h100 --batch 1 --dequantization lecture-naive --json"
+    hidden, added = (
+        json.loads(answer(naive, flag))["sections"]["step"]["tpot"]["value"]
+        for flag in ("--overlap", "--no-overlap")
+    )
+    assert added > 1.5 * hidden
+
+
 def test_comparison_is_sorted_and_says_what_does_not_fit():
     text = "llama-3-70b --gpu h200 --workload chat --price 3 --price h100=2 --compare bf16,h100,rtx4090,v100"
     found = json.loads(answer(text, "--json"))["compare"]

@@ -11,7 +11,18 @@ import typer
 from tessera.cli import console
 from tessera.errors import InvalidRequestError
 from tessera.hardware import UnknownDeviceError, find_device
-from tessera.planner import Candidate, Decision, Plan, compare, decide, plan, shape_of, table, workload_of
+from tessera.planner import (
+    Candidate,
+    Decision,
+    Draft,
+    Plan,
+    compare,
+    decide,
+    plan,
+    shape_of,
+    table,
+    workload_of,
+)
 from tessera.planner.arrivals import ArrivalKind, read_trace
 from tessera.planner.fleet import Slo
 from tessera.planner.levers import group_of
@@ -65,6 +76,29 @@ def run(
         float, typer.Option(help="GB of each device kept free.", rich_help_panel=_PLAN)
     ] = 4.0,
     tp: Annotated[int, typer.Option(help="Devices that share the model.", rich_help_panel=_PLAN)] = 1,
+    dequantization: Annotated[
+        str,
+        typer.Option(
+            help="How 4-bit weights are unpacked: one-imad-u8 (this engine's), lecture-naive, qserve-g128, …",
+            rich_help_panel=_PLAN,
+        ),
+    ] = "one-imad-u8",
+    overlap: Annotated[
+        bool,
+        typer.Option(
+            help="Whether unpacking hides under memory traffic and products.", rich_help_panel=_PLAN
+        ),
+    ] = True,
+    draft: Annotated[
+        str | None, typer.Option(help="Draft model of speculative decoding.", rich_help_panel=_PLAN)
+    ] = None,
+    draft_recipe: Annotated[
+        str | None, typer.Option(help="Of the draft model; default: QoQ.", rich_help_panel=_PLAN)
+    ] = None,
+    acceptance: Annotated[
+        float, typer.Option(help="Chance that a guess of the draft is right.", rich_help_panel=_PLAN)
+    ] = 0.7,
+    drafted: Annotated[int, typer.Option(help="Guesses before each pass.", rich_help_panel=_PLAN)] = 4,
     workload: Annotated[
         str | None,
         typer.Option(help="chat, rag, agent, batch, assistant or custom.", rich_help_panel=_LOAD),
@@ -141,6 +175,9 @@ def run(
         "kv_params": _choice("kv_params", kv_params, ("counted", "none")),
         "reserve_gb": reserve_gb,
         "tp": tp,
+        "dequantization": dequantization,
+        "overlapped": overlap,
+        "draft": Draft(draft, draft_recipe, acceptance, drafted) if draft else None,
     }
     recipe = recipe or stored_recipe(model) or f"qoq-{group_of(shape_of(model))}"
     made = plan(model, gpu, recipe, price=_price(prices, gpu), **options)

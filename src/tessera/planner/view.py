@@ -34,6 +34,7 @@ ROWS: Final = (
     ("tpot", "step, bytes or products (bound)"),
     ("tpot_by_operation", "step, operation by operation"),
     ("tpot_predicted", "step, predicted"),
+    ("speculative_gain", "speculative decoding"),
     ("throughput_predicted", "decode throughput"),
     ("cost_predicted", "price of decoding"),
     ("prefill_time", "prefill of a prompt"),
