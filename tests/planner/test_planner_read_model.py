@@ -68,9 +68,12 @@ def test_missing_keys_are_named_together(tmp_path):
     [
         ({"hidden_size": "big"}, "hidden_size is 'big', not a positive integer"),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
+        ({"max_position_embeddings": "x", "sliding_window": 5}, "max_position_embeddings is 'x'"),
         ({"num_key_value_heads": 5}, "32 query heads do not share 5 KV heads"),
         ({"kv_lora_rank": 512}, "kv_lora_rank .multi-head latent attention., which is not priced"),
         ({"n_shared_experts": 1}, "shared experts"),
+        ({"model_type": "opt"}, "is of type opt, which has no gate"),
+        ({"sliding_window": 4096}, "a window of 4096 tokens is not priced"),
         ({"num_local_experts": 2, "num_experts_per_tok": 3}, "3 of 2 experts"),
     ],
 )
@@ -185,6 +188,20 @@ def test_gguf_without_keys_names_them(tmp_path):
         shape_of(write_gguf(tmp_path / "m.gguf", {}))
     with pytest.raises(ModelFileError, match=r"lacks the tensor token_embd\.weight"):
         shape_of(write_gguf(tmp_path / "m.gguf", tensors={}))
+
+
+def test_windows_that_are_off_or_no_shorter_than_the_context_do_not_matter(tmp_path):
+    off = write_config(tmp_path / "a", sliding_window=4096, use_sliding_window=False)
+    long = write_config(tmp_path / "b", sliding_window=8192)
+    assert shape_of(off).max_position == shape_of(long).max_position == 8192
+
+
+def test_gguf_without_a_gate_or_with_a_window_is_refused(tmp_path):
+    tensors = {"token_embd.weight": (100, 576), "blk.0.ffn_up.weight": (1536, 576)}
+    with pytest.raises(ModelFileError, match="no gate in its feed-forward part"):
+        shape_of(write_gguf(tmp_path / "m.gguf", tensors=tensors))
+    with pytest.raises(ModelFileError, match="a window of 512 tokens"):
+        shape_of(write_gguf(tmp_path / "m.gguf", GGUF | {"llama.attention.sliding_window": 512}))
 
 
 def test_gguf_of_latent_attention_is_refused(tmp_path):

@@ -36,6 +36,20 @@ _REFUSED: Final = {
 }
 """Keys of config.json that change what is stored or read, and that no formula here covers."""
 
+_UNGATED: Final = (
+    "bloom",
+    "falcon",
+    "gpt2",
+    "gpt_bigcode",
+    "gpt_neox",
+    "gptj",
+    "mpt",
+    "opt",
+    "phi",
+    "starcoder2",
+)
+"""Model types whose feed-forward part has two matrices and no gate."""
+
 
 def shape_of(source: Source, kv_heads: int | None = None) -> ModelShape:
     """The shape of `source`, with `kv_heads` in place of its own where given.
@@ -114,6 +128,10 @@ def from_config_json(raw: Mapping[str, Any], where: str, name: str) -> ModelShap
         raise ModelFileError(f"{where} lacks {', '.join(missing)}")
     if refused := [f"{key} ({why})" for key, why in _REFUSED.items() if raw.get(key)]:
         raise ModelFileError(f"{where} has {', '.join(refused)}, which is not priced here")
+    if kind in _UNGATED:
+        raise ModelFileError(
+            f"{where} is of type {kind}, which has no gate in its feed-forward part: not priced here"
+        )
     sizes = {field: raw[key] for field, key in _SIZES.items()}
     heads, hidden = raw["num_attention_heads"], raw["hidden_size"]
     sizes["kv_heads"] = raw.get("num_key_value_heads") or heads
@@ -122,6 +140,8 @@ def from_config_json(raw: Mapping[str, Any], where: str, name: str) -> ModelShap
     for key, value in {**sizes, "head_dim": raw.get("head_dim") or 1}.items():
         if type(value) is not int or value <= 0:
             raise ModelFileError(f"{where}: {_SIZES.get(key, key)} is {value!r}, not a positive integer")
+    window = raw.get("sliding_window") if raw.get("use_sliding_window", True) else None
+    _check_window(window, raw["max_position_embeddings"], where)
     bias = bool(raw.get("attention_bias", kind == "qwen2"))
     try:
         return ModelShape(
@@ -136,6 +156,12 @@ def from_config_json(raw: Mapping[str, Any], where: str, name: str) -> ModelShap
         )
     except PlanError as error:
         raise ModelFileError(f"{where}: {error}") from error
+
+
+def _check_window(window: object, positions: int, where: str) -> None:
+    """Raises ModelFileError where attention sees less than the whole context: the cache would be smaller."""
+    if isinstance(window, int) and 0 < window < positions:
+        raise ModelFileError(f"{where}: attention within a window of {window} tokens is not priced here")
 
 
 def from_gguf(path: Path) -> ModelShape:
@@ -163,6 +189,9 @@ def from_gguf(path: Path) -> ModelShape:
         return value
 
     sizes = {field: integer(key) for field, key in keys.items()}
+    _check_window(header.metadata.get(f"{kind}.attention.sliding_window"), sizes["max_position"], str(path))
+    if "blk.0.ffn_up.weight" in header.shapes and "blk.0.ffn_gate.weight" not in header.shapes:
+        raise ModelFileError(f"{path} has no gate in its feed-forward part: not priced here")
     embedding = header.shapes.get("token_embd.weight")
     if embedding is None:
         raise ModelFileError(f"{path} lacks the tensor token_embd.weight")
