@@ -41,6 +41,21 @@ def test_reference_logits_equal_transformers(changes):
     assert relative_rms(got, want) < 2e-6
 
 
+@pytest.mark.parametrize(("dtype", "epsilon"), [(torch.float16, 2**-11), (torch.bfloat16, 2**-8)])
+def test_reference_in_16_bits(dtype, epsilon):
+    config = tiny_config()
+    weights = FloatWeights(config, {name: t.to(dtype) for name, t in random_tensors(config).items()})
+    tokens = torch.randint(config.vocab_size, (70,), generator=torch.Generator().manual_seed(3))
+    meta = dense_metadata([50, 20])
+    want = build_model(weights, paged=False)
+    got = build_model(weights, dtype=dtype, paged=False)
+    hidden = got.forward(tokens, meta)
+    assert hidden.dtype == dtype
+    # The same weights; a dozen roundings a block, independent, and as many blocks as the model has.
+    bound = epsilon * (12 * config.num_layers) ** 0.5
+    assert relative_rms(got.logits(hidden), want.logits(want.forward(tokens, meta))) < bound
+
+
 def test_sequences_of_a_step_do_not_see_each_other():
     config = tiny_config()
     model = build_model(FloatWeights(config, random_tensors(config)), paged=False)

@@ -73,7 +73,7 @@ class DenseAttention:
         observe(observer, "k_pre", k)
         observe(observer, "v", v)
         cos, sin = (table.to(qkv.device)[positions] for table in rope_tables(config))
-        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        q, k = (rotate(x, cos, sin).to(qkv.dtype) for x in (q, k))  # the tables are float32
         observe(observer, "q", q)
         observe(observer, "k", k)
         return q, k, v

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tessera.kernels.cuda import device, driver
+from tessera.kernels.cuda import device, driver, target
 from tessera.kernels.cuda.errors import (
     CudaUnavailableError,
     DriverTooOldError,
@@ -22,9 +22,11 @@ from tessera.kernels.cuda.errors import (
     NvrtcMissingError,
     UnsupportedGpuError,
 )
+from tessera.kernels.cuda.rows import CudaNorm
 from tessera.kernels.jit import cache, nvrtc
 from tessera.kernels.jit.cache import ArtifactCache
 from tessera.kernels.jit.errors import KernelCacheError
+from tessera.kernels.ops import RowsProblem
 
 NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
 KEY = "ab" * 20
@@ -220,17 +222,25 @@ def test_nvrtc_bindings_without_their_library(machine: Machine) -> None:
         device.require()
 
 
-@pytest.mark.parametrize("sm", [(7, 5), (7, 0), (6, 1)])
-def test_gpu_too_old(machine: Machine, sm: tuple[int, int]) -> None:
+@pytest.mark.parametrize("sm", [(6, 1), (7, 5), (10, 0), (12, 0)])
+def test_gpu_that_no_kernel_is_for(machine: Machine, sm: tuple[int, int]) -> None:
     machine.driver(FakeDriver(sm=sm))
-    says = rf"Fake GPU has compute capability {sm[0]}\.{sm[1]}: the kernels need 8\.0 \(Ampere\) or newer"
-    with pytest.raises(UnsupportedGpuError, match=says):
+    major, minor = sm
+    with pytest.raises(UnsupportedGpuError) as error:
         device.require()
+    assert str(error.value) == (
+        f"Fake GPU has compute capability {major}.{minor} (sm_{major}{minor}): kernels are there for sm_80, "
+        "sm_86, sm_87, sm_89, sm_90a; run on the CPU (--device cpu)"
+    )
 
 
-def test_ampere_is_old_enough(machine: Machine) -> None:
-    machine.driver(FakeDriver(sm=(8, 0)))
-    assert device.require().arch == "sm_80"
+@pytest.mark.parametrize(("sm", "arch"), [((8, 0), "sm_80"), ((8, 9), "sm_89"), ((9, 0), "sm_90a")])
+def test_supported_gpus(machine: Machine, sm: tuple[int, int], arch: str) -> None:
+    """What the device check lets pass, some kernel takes."""
+    machine.driver(FakeDriver(sm=sm))
+    problem = RowsProblem(target.device(), 4096, torch.bfloat16, quantize=False)
+    assert device.require().arch == arch
+    assert any(CudaNorm(family, torch.bfloat16).can_implement(problem).ok for family in device.FAMILIES)
 
 
 def test_the_fake_driver_is_read_as_the_real_one() -> None:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from tessera.kernels.cuda.device import FAMILIES
 from tessera.kernels.cuda.launch import Kernel, prepare
 from tessera.kernels.errors import KernelArgumentError
 from tessera.kernels.registry import YES, Device, Verdict, no
@@ -14,9 +15,6 @@ CPP_TYPES: Final = {torch.bfloat16: "tessera::bf16", torch.float16: "tessera::f1
 SHORT_NAMES: Final = {torch.bfloat16: "bf16", torch.float16: "f16"}
 VEC: Final = 8
 """Elements of 16 bits in one 16-byte access: widths are multiples of it."""
-
-FAMILIES: Final = {"sm80": ("sm_80", "sm_86", "sm_87", "sm_89"), "sm90": ("sm_90a",)}
-"""Kernel families by the oldest machine they are written for, and the targets they are compiled to."""
 
 
 def runs_on(family: str, dtype: torch.dtype, device: Device, wanted: torch.dtype) -> Verdict:

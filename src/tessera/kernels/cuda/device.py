@@ -14,7 +14,8 @@ from tessera.kernels.cuda.errors import (
 )
 from tessera.kernels.jit.nvrtc import install_command, nvrtc_version
 
-MIN_SM = 80
+FAMILIES: Final = {"sm80": ("sm_80", "sm_86", "sm_87", "sm_89"), "sm90": ("sm_90a",)}
+"""Kernel families by the oldest machine they are written for, and the targets they are compiled to."""
 DRIVER_BRANCHES: Final = {12: 525, 13: 580}
 """First branch of NVIDIA's driver for each major version of CUDA (release notes of the toolkit, table of
 minor version compatibility).
@@ -37,8 +38,12 @@ class DeviceInfo:
 
     @property
     def arch(self) -> str:
-        """Compilation target. Hopper's own instructions (wgmma, setmaxnreg) exist in `sm_90a` only."""
-        return "sm_90a" if self.sm == 90 else f"sm_{self.sm}"
+        return target(self.sm)
+
+
+def target(sm: int) -> str:
+    """Compilation target. Hopper's own instructions (wgmma, setmaxnreg) exist in `sm_90a` only."""
+    return "sm_90a" if sm == 90 else f"sm_{sm}"
 
 
 def available() -> bool:
@@ -103,7 +108,7 @@ def _driver_too_old(found: tuple[int, int], needed: int, by: str) -> DriverTooOl
 
 @cache
 def device_info(index: int) -> DeviceInfo:
-    """Device `index` as torch counts. Raises UnsupportedGpuError for compute capability below 8.0."""
+    """Device `index` as torch counts. Raises UnsupportedGpuError where no kernels are for its target."""
     import torch
 
     # torch numbers devices as CUDA_VISIBLE_DEVICES leaves them, and so does the driver.
@@ -112,9 +117,11 @@ def device_info(index: int) -> DeviceInfo:
     major = driver.device_attribute(driver.ATTR_CC_MAJOR, index)
     minor = driver.device_attribute(driver.ATTR_CC_MINOR, index)
     sm = 10 * major + minor
-    if sm < MIN_SM:
+    supported = [arch for family in FAMILIES.values() for arch in family]
+    if target(sm) not in supported:
         raise UnsupportedGpuError(
-            f"{name} has compute capability {major}.{minor}: the kernels need 8.0 (Ampere) or newer"
+            f"{name} has compute capability {major}.{minor} ({target(sm)}): kernels are there for "
+            f"{', '.join(supported)}; run on the CPU (--device cpu)"
         )
     return DeviceInfo(
         index=index,

@@ -20,7 +20,7 @@ class NvrtcMismatchError(TesseraError):
 
 
 class UnsupportedGpuError(TesseraError):
-    """The device is older than anything the kernels are written for."""
+    """The device is not among those that the kernels are written for."""
 
 
 class CompileError(TesseraError):

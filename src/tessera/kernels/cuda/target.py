@@ -1,8 +1,9 @@
 """The CUDA device as kernels are selected for it. Importing this registers them and touches no GPU."""
 
 from tessera.kernels.cuda import device as devices
-from tessera.kernels.cuda.arguments import CPP_TYPES, FAMILIES
+from tessera.kernels.cuda.arguments import CPP_TYPES
 from tessera.kernels.cuda.attention import CudaAttention
+from tessera.kernels.cuda.device import FAMILIES
 from tessera.kernels.cuda.embedding import CudaEmbedding
 from tessera.kernels.cuda.gemm.linear import CudaInt8Linear
 from tessera.kernels.cuda.linear import CudaLinear
