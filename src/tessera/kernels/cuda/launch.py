@@ -58,6 +58,7 @@ class Kernel:
         self._layout = struct.Struct("@" + signature)
         # "0X" pads up to the alignment of X, which gives the offset that a C struct would have.
         self._offsets = [struct.calcsize(f"@{signature[:k]}0{code}") for k, code in enumerate(signature)]
+        self._pack = self._layout.pack_into
         self._args = ctypes.create_string_buffer(max(self._layout.size, 1))
         base = ctypes.addressof(self._args)
         self._params = (ctypes.c_void_p * max(len(signature), 1))(*[base + o for o in self._offsets])
@@ -84,23 +85,16 @@ class Kernel:
 
         Raises TypeError (arguments), CaptureCompileError, LaunchError and whatever compiling raises.
         """
-        current_device, current_stream, launch = _runtime()
+        current_device, current_stream, launch, tensor = _runtime()
         index = current_device()
         function = self._functions.get(index) or self._load(index)
         shape = (grid, block, smem, pdl, cluster, current_stream(index))
         with self._lock:
-            config = self._configs.get(shape)
+            config = self._configs.get(shape) or self._configure(shape, args)
             try:
-                if config is None:  # the arguments are examined once for each new shape of launch
-                    self._examine(args)
-                    if len(self._configs) == _MAX_SHAPES:
-                        self._configs.clear()
-                    config = self._configs[shape] = _Config(*shape)
-                values = [a if isinstance(a, _NUMBERS) else a.data_ptr() for a in args]
-                self._layout.pack_into(self._args, 0, *values)
-            except (AttributeError, struct.error) as error:
-                self._examine(args)
-                raise TypeError(f"{self.inst.expression}: {error}") from error
+                self._pack(self._args, 0, *[a.data_ptr() if type(a) is tensor else a for a in args])
+            except struct.error:
+                self._pack_checked(args)
             status = launch(config.address, function, self._params_address, None)
             if status == _INVALID_CONTEXT:
                 driver.ensure_context(index)
@@ -113,6 +107,19 @@ class Kernel:
                 f"memory (limit {max(self.max_smem, _DEFAULT_SMEM)}), cluster {cluster}, pdl {pdl}: "
                 f"{driver.error_text(status)}"
             )
+
+    def _configure(self, shape: tuple[Any, ...], args: tuple[Any, ...]) -> "_Config":
+        """A launch configuration not seen before: the arguments are examined once for each."""
+        self._examine(args)
+        if len(self._configs) == _MAX_SHAPES:
+            self._configs.clear()
+        config = self._configs[shape] = _Config(*shape)
+        return config
+
+    def _pack_checked(self, args: tuple[Any, ...]) -> None:
+        """Packs subclasses of Tensor too; raises a TypeError that names what is wrong."""
+        self._examine(args)
+        self._pack(self._args, 0, *[a if isinstance(a, _NUMBERS) else a.data_ptr() for a in args])
 
     def compiled(self, arch: str | None = None) -> CompiledKernel:
         """Machine code for `arch`: by default the one named in `kernel`, else the current device's."""
@@ -232,11 +239,12 @@ def prepare(kernels: Iterable[Kernel]) -> None:
 
 
 @cache
-def _runtime() -> tuple[Any, Any, Any]:
-    """(current device, raw current stream of a device, driver launch) as functions; looked up once."""
+def _runtime() -> tuple[Any, Any, Any, Any]:
+    """Current device, raw current stream of a device, driver launch; Tensor. Looked up once."""
     import torch
 
-    return torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream, driver.lib().cuLaunchKernelEx
+    current = torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream
+    return *current, driver.lib().cuLaunchKernelEx, torch.Tensor
 
 
 def _dim(size: Dim) -> tuple[int, int, int]:
