@@ -9,6 +9,7 @@ benchmark tables say what computed a result.
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from tessera.kernels.errors import NoKernelError
@@ -39,6 +40,21 @@ class Device:
 
     kind: str
     arch: str
+
+
+MODULES: Final = {"cpu": "tessera.kernels.cpu", "cuda": "tessera.kernels.cuda.target"}
+"""Importing one registers the kernels of a kind of device; its `device()` is the one at hand."""
+
+
+def device_at_hand(kind: str) -> Device:
+    """The device that kernels of `kind` are selected for by default, with its kernels registered.
+
+    Raises NoKernelError for a kind that has none, and whatever looking for a GPU raises.
+    """
+    if kind not in MODULES:
+        raise NoKernelError(f"no kernels for devices of kind {kind!r}; known are {', '.join(MODULES)}")
+    device: Device = import_module(MODULES[kind]).device()
+    return device
 
 
 @dataclass(frozen=True, slots=True)

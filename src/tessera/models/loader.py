@@ -1,11 +1,10 @@
 """A checkpoint's weights on a device: kernels selected, weights packed, ready to run."""
 
-from importlib import import_module
 from typing import Final
 
 import torch
 
-from tessera.kernels.registry import Device
+from tessera.kernels.registry import Device, device_at_hand
 from tessera.layers.bound import KernelLayers
 from tessera.layers.reference import ReferenceLayers
 from tessera.layers.target import Target
@@ -16,9 +15,6 @@ from tessera.models.types import Model
 
 HIDDEN_DTYPES: Final = {"cpu": torch.float32, "cuda": torch.bfloat16}
 """Kinds of devices that have kernels, and the type of hidden states there."""
-
-KERNEL_MODULES: Final = {"cpu": "tessera.kernels.cpu", "cuda": "tessera.kernels.cuda.target"}
-"""Importing one registers a kind's kernels; its `device()` is the device at hand."""
 
 
 def build_model(
@@ -47,6 +43,6 @@ def _kernel_layers(checkpoint: Weights, device: Device | str, dtype: torch.dtype
     kind = device if isinstance(device, str) else device.kind
     if kind not in HIDDEN_DTYPES:
         raise UnknownDeviceError(f"no kernels for device {kind!r}; known are {', '.join(HIDDEN_DTYPES)}")
-    kernels = import_module(KERNEL_MODULES[kind])
-    target = kernels.device() if isinstance(device, str) else device
+    here = device_at_hand(kind)
+    target = here if isinstance(device, str) else device
     return KernelLayers(checkpoint, Target(target, dtype or HIDDEN_DTYPES[kind]))
