@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
+from tessera.kernels.cuda.tiled_rows import untile_rows
 from tessera.kernels.ops import (
     ATTENTION,
     NORM,
@@ -29,7 +30,7 @@ from tessera.kernels.ops import (
     RowsProblem,
 )
 from tessera.kernels.registry import device_at_hand
-from tessera.kernels.types import Activation, AttentionMetadata, QuantizedRows
+from tessera.kernels.types import Activation, AttentionMetadata, TiledRows
 from tessera.numerics.qtensor import FLOATS
 from tessera.spec import Chain
 
@@ -181,11 +182,11 @@ def _floats(y: Activation) -> Tensor:
 
 
 def _int8(y: Activation) -> Int8Rows:
-    """What an op returns must not share memory; rows of a CPU kernel are one allocation."""
-    assert isinstance(y, QuantizedRows)
-    rows = y.codes, y.scale, y.row_sum
-    codes, scale, row_sum = rows if y.codes.is_cuda else (t.clone() for t in rows)
-    return codes, scale, row_sum
+    """Row by row on every device. What an op returns must not share memory, as CPU kernels' rows do."""
+    assert not isinstance(y, Tensor)
+    rows = untile_rows(y) if isinstance(y, TiledRows) else y
+    codes, scale, row_sum = rows.codes, rows.scale, rows.row_sum
+    return (codes, scale, row_sum) if codes.is_cuda else (codes.clone(), scale.clone(), row_sum.clone())
 
 
 # ----------------------------------------------------------------------------------- what comes out, by shape

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from tessera.kernels.cuda.arguments import (
     CPP_TYPES,
-    FAMILIES,
     SHORT_NAMES,
     VEC,
     announce,
@@ -16,6 +15,7 @@ from tessera.kernels.cuda.arguments import (
     runs_on,
     upload,
 )
+from tessera.kernels.cuda.device import FAMILIES
 from tessera.kernels.cuda.launch import Kernel, kernel
 from tessera.kernels.cuda.tiled_rows import STEP, empty_tiled
 from tessera.kernels.ops import RowsProblem

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tessera.kernels.cuda import driver
-from tessera.kernels.cuda.arguments import FAMILIES as FAMILY_ARCHS
+from tessera.kernels.cuda.device import FAMILIES as FAMILY_ARCHS
 from tessera.kernels.cuda.device import DeviceInfo
 from tessera.kernels.cuda.gemm import wide
 from tessera.kernels.cuda.gemm.measured import MEASURED
