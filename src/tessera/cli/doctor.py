@@ -8,13 +8,16 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
 from tessera.cli import console
-from tessera.errors import InvalidRequestError
+from tessera.errors import InvalidRequestError, TesseraError
 from tessera.version import __version__
+
+if TYPE_CHECKING:
+    from tessera.kernels.selfcheck import Result
 
 Status = Literal["ok", "info", "warn", "fail"]
 DISTRIBUTION: Final = "tessera-llm"
@@ -143,7 +146,6 @@ def _torch() -> Check:
 
 
 def _cpu() -> Check:
-    from tessera.errors import TesseraError
     from tessera.kernels.cpu.features import available, device
 
     try:
@@ -164,7 +166,6 @@ def _memory() -> Check:
 
 def _gpu() -> Check:
     """Not a failure where something is missing: the CPU serves too."""
-    from tessera.errors import TesseraError
     from tessera.kernels.cuda import device
 
     try:
@@ -205,14 +206,27 @@ def _cache() -> Check:
 
 
 def _kernels(every: bool) -> Iterator[Check]:
-    """Each op on small random data, by every CPU kernel, against the plain torch one."""
-    from tessera.kernels.selfcheck import Result, results
+    """Each op on small random data by every kernel; those of a GPU are compared with float64."""
+    from tessera.kernels import selfcheck
+    from tessera.kernels.cuda import device
 
+    yield from _chosen("kernel", selfcheck.results(), every)
+    if device.available():
+        from tessera.kernels.cuda import selfcheck as gpu
+
+        try:
+            yield from _chosen("gpu kernel", gpu.results(), every)
+        except TesseraError as error:
+            yield Check("gpu kernel", "warn", str(error))
+
+
+def _chosen(topic: str, results: "Iterator[Result]", every: bool) -> Iterator[Check]:
+    """Of each case the failures, else the kernel that would be chosen, else why there is none."""
     cases: dict[str, list[Result]] = {}
-    for result in results():
+    for result in results:
         cases.setdefault(result.case, []).append(result)
     for case, found in cases.items():
         failed = [r for r in found if r.status == "fail"]
         chosen = [r for r in found if r.status == "ok"][:1]
-        for result in found if every else failed or chosen:
-            yield Check(f"kernel {case}", result.status, f"{result.kernel}: {result.detail}")
+        for result in found if every else failed or chosen or found[:1]:
+            yield Check(f"{topic} {case}", result.status, f"{result.kernel}: {result.detail}")
