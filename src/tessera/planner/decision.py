@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
-from tessera.planner import board, roofline, serving
+from tessera.planner import roofline, serving
 from tessera.planner.errors import CapacityError
 from tessera.planner.levers import LEVERS, Lever, recipe_of, with_levers
 from tessera.planner.memory import bits_per_weight, streamed_bytes
@@ -255,10 +255,7 @@ def _decode_texts(setting: Setting, batch: int) -> Texts:
 def _prefill_texts(setting: Setting) -> Texts:
     device, costs = setting.device, _costs(setting, _ALL)
     prefill = costs.prefill(setting.prompt, 0.0, setting.prefill_efficiency)
-    weights = sum(p.parameters for p in setting.model.parts() if p.role in ("linear", "expert")) / costs.tp
-    naive = board.SCHEMES["lecture-naive"].instructions
-    tax = board.dequant_time(weights, naive, device.issue_ceiling).value if device.issue_ceiling else 0.0
-    share = roofline.share("dequant_share_of_prefill", tax, prefill)
+    share = roofline.share("dequant_share_of_prefill", costs.unpack, prefill)
     int8 = device.peak("int8") if device.has_peak("int8") else 0.0
     faster = roofline.ratio("peak_gain", int8, device.peak("bf16"))
     session = serving.session_bytes(costs.kv_per_token, setting.context)
