@@ -25,7 +25,7 @@ def model(tmp_path_factory):
 
 def test_all_are_here():
     assert {path.stem for path in EXAMPLES.glob("*.py")} == {
-        "demo", "offline", "quantize_tiny", "server_client"
+        "demo", "offline", "plan", "quantize_tiny", "server_client"
     }  # fmt: skip
 
 
@@ -33,6 +33,15 @@ def test_offline(model, capsys):
     example("offline").main(model)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("'The capital of France is' -> ")
+
+
+def test_plan(capsys):
+    example("plan").main("llama-3.2-1b")
+    lines = capsys.readouterr().out.splitlines()
+    prices = [float(line.split()[2]) for line in lines if "$/Mtok" in line and ":" in line][:9]
+    assert len(prices) == 9
+    assert prices == sorted(prices)
+    assert lines[-1].startswith("10,000 users: ")
 
 
 def test_quantize_tiny(model, tmp_path, capsys):
