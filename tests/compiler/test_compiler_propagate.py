@@ -130,7 +130,7 @@ def test_a_barrier_keeps_what_is_before_it_apart():
     assert search.pending
     assert len(search.candidates) == 400
     assert "stopped by the budget" in str(search)
-    assert any(r.reason.startswith("silu has no rule") for r in search.refusals)
+    assert any(r.op == "silu" for r in search.refusals)
     for candidate in search.candidates[::40]:
         assert verify(graph, candidate.graph).exact
 

@@ -210,5 +210,5 @@ def test_figure_3():
 def test_operations_without_a_rule_say_so():
     x = value(form("a", "s", tensor("a", 2, 2), Pattern.tensor()))
     [refusal] = transformations(ops.function("silu", x))
-    assert refusal.reason == "silu has no rule: its Qtile is dequantized before it"
+    assert str(refusal) == "silu: no rule: its Qtile is dequantized before it"
     assert list(transformations(ops.function("silu", x.codes))) == []

@@ -55,18 +55,18 @@ def explain(
 
 
 def _print(e: "Explanation") -> None:
-    from tessera.compiler.explain import ordered_refusals, reason
+    from tessera.compiler.explain import reason
 
     _section(f"eager graph of {e.name}", str(e.search.eager))
     proof = "every one proved equal" if e.proved else "NOT ALL EQUAL: this is a bug"
     console.table(
-        ("", "graph", "per weight", "per output", "MB", "us", "bound by"),
+        ("", "graph", "per weight", "per output", "row sums", "MB", "us", "bound by"),
         [_row(i, p) for i, p in enumerate(e.prices, 1)],
         title=f"{e.search}; {proof}; m = {e.m} on {e.device.name}",
     )
     _section("winner", e.winner.formula, *reason(e))
     _section("by number of tokens", *(_span(s.first, s.last, s.winner.formula) for s in e.spans))
-    _section("what stays where it is, and why", *ordered_refusals(e.search))
+    _section("what stays where it is, and why", *map(str, e.search.refusals))
 
 
 def _section(title: str, *lines: str) -> None:
@@ -82,4 +82,5 @@ def _span(first: int, last: int, formula: str) -> str:
 
 def _row(index: int, p: "Price") -> tuple[Cell, ...]:
     bound = p.reason or p.bound
-    return index, p.formula, str(p.weight), str(p.output), p.bytes / 1e6, 1e6 * p.seconds, bound
+    sums = sum(count for _, count, _ in p.materialised.sums)
+    return index, p.formula, str(p.weight), str(p.output), sums, p.bytes / 1e6, 1e6 * p.seconds, bound

@@ -91,6 +91,10 @@ def _one_repeat(node: Node) -> Node | None:
     return repeat(x.args[0], node.shape) if x.op == "repeat" else None
 
 
+def _no_cast(node: Node) -> Node | None:
+    return node.args[0] if node.args[0].dtype == node.dtype else None
+
+
 def _moved(node: Node) -> Node | None:
     if not node.args[0].is_qtile:
         return None
@@ -111,5 +115,5 @@ _SIMPLIFY: Final[dict[str, tuple[Callable[[Node], Node | None], ...]]] = {
     "slice": (_moved,),
     "concat": (_moved,),
     "gather": (_moved,),
-    "cast": (_moved,),
+    "cast": (_no_cast, _moved),
 }

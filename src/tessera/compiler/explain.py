@@ -1,6 +1,5 @@
 """What the compiler decides for a linear layer, and why: candidates, proof, prices, winner, in one value."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -53,18 +52,22 @@ class Explanation:
             "complete": self.search.complete,
             "search_seconds": self.search.seconds,
             "proved": self.proved,
-            "refusals": [{"op": r.op, "reason": r.reason} for r in self.search.refusals],
+            "refusals": [{"op": r.op, "row": r.row, "reason": r.reason} for r in self.search.refusals],
             "winners": [{"from": s.first, "to": s.last, "graph": s.winner.formula} for s in self.spans],
             "reason": reason(self),
         }
 
 
 def explain(name: str, m: int, n: int, k: int, device: Device) -> Explanation:
-    """Search, prove and price the linear layer [m, k] x [n, k] in the format of a skeleton.
+    """`explain_graph` of the linear layer [m, k] x [n, k] in the format of a skeleton.
 
     Raises what `skeleton` raises for names and sizes, and PriceError for devices without instruction rates.
     """
-    graph = skeleton(name, n, k)
+    return explain_graph(name, skeleton(name, n, k), m, device)
+
+
+def explain_graph(name: str, graph: QGraph, m: int, device: Device) -> Explanation:
+    """Search, prove and price any program; `m` binds its axis of that name, all others have to be known."""
     search = propagate(graph)
     verdicts = tuple(verify(graph, c.graph) for c in search.candidates)
     prices = tuple(rank(search.candidates, m, device))
@@ -145,8 +148,3 @@ def _row(p: Price) -> dict[str, object]:
         "places": [str(s) for s in p.materialised.placed],
         "impossible": p.reason,
     }
-
-
-def ordered_refusals(search: Propagation) -> Sequence[str]:
-    """Distinct reasons why operations stayed as they are."""
-    return list(dict.fromkeys(f"{r.op}: {r.reason}" for r in search.refusals))

@@ -9,7 +9,7 @@ from typing import Self
 
 from tessera.compiler import ops
 from tessera.compiler.dims import ONE, Dim, Shape, fixed
-from tessera.compiler.errors import ProgramError, ShapeError
+from tessera.compiler.errors import CompilerError, ProgramError, ShapeError
 from tessera.compiler.graph import QGraph
 from tessera.compiler.node import Node
 from tessera.spec import Chain, DType, Qtile, Step
@@ -63,10 +63,17 @@ def _input(name: str, s: Spec) -> Node:
         if step.op == "lookup":
             shape: Shape = (fixed(1 << node.dtype.bits),)
         else:
-            shape = ops.param_shape(s.shape, step.pattern)
+            shape = _param_axes(name, s.shape, step)
         params = [_input(f"{name}.{p.name}", Spec(shape, p.chain, s.constant)) for p in step.params]
         node = ops.mapped(node, step, params)
     return node
+
+
+def _param_axes(name: str, shape: Shape, step: Step) -> Shape:
+    try:
+        return ops.param_shape(shape, step.pattern)
+    except CompilerError as error:
+        raise type(error)(f"{name}, step {step.op}: {error}") from error
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -305,13 +305,12 @@ def _slice(args: Args, attrs: Attrs) -> Result:
 
 def _concat(args: Args, attrs: Attrs) -> Result:
     [axis] = attrs
-    total = args[0].shape[axis]
+    total, dtype = args[0].shape[axis], args[0].dtype
     for part in args[1:]:
-        if part.dtype != args[0].dtype:
-            raise DTypeError(f"concat of {args[0].dtype} and {part.dtype}: cast one of them first")
+        dtype = types.joined(dtype, part.dtype)
         _same("concat", (_without(args[0], axis), _without(part, axis)))
         total = total + part.shape[axis]
-    return (*args[0].shape[:axis], total, *args[0].shape[axis + 1 :]), args[0].dtype
+    return (*args[0].shape[:axis], total, *args[0].shape[axis + 1 :]), dtype
 
 
 def _without(x: Node, axis: int) -> Node:

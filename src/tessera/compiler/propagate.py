@@ -11,7 +11,9 @@ from typing import Final
 
 from tessera.compiler.canonical import Canonical
 from tessera.compiler.graph import QGraph
+from tessera.compiler.ops import cast
 from tessera.compiler.rules import Refusal, Rewrite, transformations
+from tessera.spec import Float
 
 MAX_CANDIDATES: Final = 2000
 
@@ -86,5 +88,8 @@ def propagate(graph: QGraph, max_candidates: int = MAX_CANDIDATES) -> Propagatio
 
 
 def _apply(candidate: Candidate, rewrite: Rewrite, canonical: Canonical) -> Candidate:
-    graph = canonical.graph(candidate.graph.replace(rewrite.old, rewrite.node))
-    return Candidate(graph, (*candidate.rows, rewrite.row))
+    """The candidate after one step; outputs keep their float types, whatever types rules compute in."""
+    graph = candidate.graph.replace(rewrite.old, rewrite.node)
+    outputs = zip(graph.outputs, candidate.graph.outputs, strict=True)
+    typed = (cast(new, old.dtype) if isinstance(old.dtype, Float) else new for new, old in outputs)
+    return Candidate(canonical.graph(QGraph(tuple(typed))), (*candidate.rows, rewrite.row))

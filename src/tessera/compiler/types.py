@@ -54,14 +54,23 @@ def contracted(left: DType, right: DType) -> DType:
     return F32
 
 
+def joined(left: DType, right: DType) -> DType:
+    """Of a concatenation."""
+    if isinstance(left, Grid) and isinstance(right, Grid):
+        return left if left == right else interval(min(left.low, right.low), max(left.high, right.high))
+    return _mixed("concat", left, right) if left != right else left
+
+
 def mapped(op: str, codes: DType, params: tuple[DType, ...]) -> DType:
-    """Of a step's result, where a rule makes the step."""
+    """Of a step's result, where a rule makes the step: integers stay exact, floats are computed in fp32."""
     if op == "scale":
-        return multiplied(codes, params[0])
-    if op == "shift":
-        return added(codes, params[0])
-    assert op == "affine_min"
-    return added(multiplied(codes, params[0]), params[1])
+        out = multiplied(codes, params[0])
+    elif op == "shift":
+        out = added(codes, params[0])
+    else:
+        assert op == "affine_min"
+        out = added(multiplied(codes, params[0]), params[1])
+    return out if isinstance(out, Grid) else F32
 
 
 def _mixed(op: str, left: DType, right: DType) -> DType:

@@ -43,7 +43,7 @@ def slice_(node: Node) -> Node:
     try:
         span = pattern.index_range(axis, size, start, stop)
     except AlgebraError as error:
-        raise Refused(f"slice: {error}") from error
+        raise Refused(str(error)) from error
     uncut = pattern.block[axis] == WHOLE
     return _moved(
         x,
@@ -62,10 +62,10 @@ def concat(node: Node) -> Node:
     first, axis = node.args[0], node.attr(0)
     for part in node.args:
         if not part.is_qtile or _like(part.step) != _like(first.step) or part.step.op == "lookup":
-            raise Refused("concat of parts with unequal or no linear mapping functions")
+            raise Refused("parts with unequal or no linear mapping functions")
         block = part.step.pattern.block[axis]
         if block != WHOLE and (part.shape[axis].size or 1) % block:
-            raise Refused(f"concat: a part of {part.shape[axis]} ends inside a block of {block}")
+            raise Refused(f"a part of {part.shape[axis]} ends inside a block of {block}")
     block = list(first.step.pattern.block)
     block[axis] = block[axis] if block[axis] != WHOLE else 1
     pattern = Pattern(tuple(block), first.step.pattern.ragged)
@@ -89,7 +89,7 @@ def gather(node: Node) -> Node:
     pattern = _pattern(x)
     block = pattern.block[0]
     if block not in (WHOLE, 1):
-        raise Refused(f"gather: rows share parameters in blocks of {block}")
+        raise Refused(f"rows share parameters in blocks of {block}")
     return _moved(
         x,
         lambda t: ops.gather(t, rows),
@@ -106,7 +106,7 @@ def repeat(node: Node) -> Node:
         if old == ONE or (old.size == 1 and old != new):
             block[axis] = WHOLE
         elif old != new and block[axis] != WHOLE:
-            raise Refused(f"repeat along axis {old} with blocks of {block[axis]}")
+            raise Refused(f"repeated along axis {old} with blocks of {block[axis]}")
     pattern = Pattern(tuple(block), x.step.pattern.ragged)
     return _moved(x, lambda t: ops.repeat(t, node.shape), pattern, lambda p: p)
 
@@ -115,7 +115,7 @@ def cast(node: Node) -> Node:
     """Rounding to a float type happens once, at the end, wherever the mapping is applied."""
     [x] = node.args
     if not isinstance(node.dtype, Float) or not isinstance(x.dtype, Float):
-        raise Refused(f"cast from {x.dtype} to {node.dtype} rounds or reinterprets")
+        raise Refused(f"from {x.dtype} to {node.dtype} rounds or reinterprets")
     return ops.mapped(x.codes, replace(x.step, out=node.dtype), x.params)
 
 

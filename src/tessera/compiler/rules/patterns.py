@@ -42,7 +42,7 @@ def transposed(pattern: Pattern, axes: Sequence[int]) -> Pattern:
 def reshaped(pattern: Pattern, old: Shape, new: Shape) -> Pattern:
     """Pattern of the same groups after a reshape. Raises Refused where a group is no block any more."""
     if pattern.ragged:
-        raise Refused(f"reshape of {show(old)} with ragged pattern {pattern}")
+        raise Refused(f"{show(old)} with ragged pattern {pattern}")
     block: list[int] = []
     for old_axes, new_axes in segments(old, new):
         own = [old[a] for a in old_axes]
@@ -82,7 +82,7 @@ def segments(old: Shape, new: Shape) -> list[tuple[list[int], list[int]]]:
             elif b < a and j < len(new):
                 right, j = [*right, j], j + 1
             else:
-                raise Refused(f"reshape of {show(old)} to {show(new)} mixes axes")
+                raise Refused(f"{show(old)} to {show(new)} mixes axes")
         out.append((left, right))
     out += [([k], []) for k in range(i, len(old))]
     out += [([], [k]) for k in range(j, len(new))]
@@ -91,7 +91,7 @@ def segments(old: Shape, new: Shape) -> list[tuple[list[int], list[int]]]:
 
 def _elements(shape: Shape, axes: Sequence[int]) -> int:
     if any(shape[a].size is None for a in axes):
-        raise Refused(f"reshape splits or merges a symbolic axis of {show(shape)}: bind it first")
+        raise Refused(f"splits or merges a symbolic axis of {show(shape)}: bind it first")
     return prod(shape[a].size or 0 for a in axes)
 
 
@@ -103,7 +103,7 @@ def _merge(sizes: Sequence[int], blocks: Sequence[int], what: str) -> int:
             whole = block in (WHOLE, size)
             step *= size if whole else block
         elif block != 1 and size != 1:
-            raise Refused(f"reshape of {what}: groups are not contiguous once the axes are merged")
+            raise Refused(f"{what}: groups are not contiguous once the axes are merged")
     return WHOLE if whole else step
 
 
@@ -120,5 +120,5 @@ def _split(block: int, sizes: Sequence[int], what: str) -> list[int]:
             out.insert(0, block)
             block = 1
         else:
-            raise Refused(f"reshape to {what}: blocks of {block} straddle axes of {size}")
+            raise Refused(f"{what}: blocks of {block} straddle axes of {size}")
     return out

@@ -18,7 +18,7 @@ def reduced(node: Node, form: Form) -> Node:
     n = form.codes.shape[axis]
     for param in (form.s, form.z):
         if param and param.pattern.block[axis] not in (WHOLE, n.size):
-            raise Refused(f"reduce_sum: pattern {param.pattern} changes along the summed axis {n}")
+            raise Refused(f"pattern {param.pattern} changes along the summed axis {n}")
     out = reduce_sum(form.codes, axis, keep=keep)
     if form.s:
         out = with_s(out, _dropped(form.s, axis, keep))

@@ -28,10 +28,14 @@ class Rewrite:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """No transformation of this operation, and why."""
+    """No transformation of this operation by this row (empty: by none), and why."""
 
     op: str
+    row: str
     reason: str
+
+    def __str__(self) -> str:
+        return f"{self.op}{self.row and f', {self.row}'}: {self.reason}"
 
 
 Outcome = Rewrite | Refusal
@@ -43,7 +47,7 @@ def transformations(node: Node) -> Iterator[Outcome]:
     if not any(arg.is_qtile for arg in node.args) or node.is_qtile:
         return
     if node.op not in RULES:
-        yield Refusal(node.op, f"{_name(node)} has no rule: its Qtile is dequantized before it")
+        yield Refusal(_name(node), "", "no rule: its Qtile is dequantized before it")
         return
     for rule in RULES[node.op]:
         yield from rule(node)
@@ -53,7 +57,7 @@ def _attempt(node: Node, row: str, make: Callable[[], Node]) -> Outcome:
     try:
         return Rewrite(row, node, make())
     except CompilerError as error:
-        return Refusal(node.op, f"{row}: {error}")
+        return Refusal(node.op, row, str(error))
 
 
 def _matmul(node: Node) -> Iterator[Outcome]:
@@ -65,7 +69,9 @@ def _matmul(node: Node) -> Iterator[Outcome]:
         yield _attempt(node, f"{_sub('A', left)}·{_sub('B', right)}", lambda: row(left, right))  # noqa: B023
     for operand in (a, b):
         if operand.is_qtile and operand.step.op in ("lookup", "cast"):
-            yield Refusal("matmul", f"{operand.step.op} is not linear: nothing of it can leave the operand")
+            yield Refusal(
+                "matmul", "", f"{operand.step.op} is not linear: nothing of it can leave the operand"
+            )
 
 
 def _add(node: Node) -> Iterator[Outcome]:
@@ -80,12 +86,12 @@ def _add(node: Node) -> Iterator[Outcome]:
             try:
                 sums = TABLE_1[a.kind, b.kind](a, b)
             except CompilerError as error:
-                yield Refusal("add", f"{row}: {error}")
+                yield Refusal("add", row, str(error))
                 continue
             for new in sums:
                 yield Rewrite(row, node, add(new, *rest))
             if not sums:
-                yield Refusal("add", f"{row}: ×, scales differ")
+                yield Refusal("add", row, "× (the scales differ)")
 
 
 def _sides(x: Node) -> list[Form]:
@@ -126,7 +132,7 @@ def _moved(node: Node) -> Iterator[Outcome]:
     try:
         MOVEMENT[node.op](node)
     except CompilerError as error:
-        yield Refusal(node.op, str(error))
+        yield Refusal(node.op, "", str(error))
 
 
 RULES: Final[Mapping[str, tuple[Rule, ...]]] = {
