@@ -18,8 +18,8 @@ from tessera.spec import F16, U4, Pattern, Qtile
 N, K, GROUP = 256, 512, 64
 
 
-# 1. A format is a function of codes and parameters. This one has a 4-bit code, a scale and a minimum for each group
-#    of 64 inputs, and one more scale for each output channel. Nobody ships a kernel for it.
+# 1. A format is a function of codes and parameters. This one has a 4-bit code, a scale and a minimum for each
+#    group of 64 inputs, and one more scale for each output channel. Nobody ships a kernel for it.
 @mapping(U4, Pattern.blocks(1, GROUP), scale=F16, min=F16, channel=(F16, Pattern.channel()))
 def ours(q, scale, min, channel):
     return (q * scale + min) * channel

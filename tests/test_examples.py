@@ -25,8 +25,24 @@ def model(tmp_path_factory):
 
 def test_all_are_here():
     assert {path.stem for path in EXAMPLES.glob("*.py")} == {
-        "demo", "offline", "plan", "quantize_tiny", "server_client"
-    }  # fmt: skip
+        "compiler_tour",
+        "demo",
+        "offline",
+        "plan",
+        "quantize_tiny",
+        "server_client",
+    }
+
+
+def test_compiler_tour(tmp_path, capsys):
+    picture = tmp_path / "tour.svg"
+    example("compiler_tour").main(str(picture))
+    out = capsys.readouterr().out
+    assert "WRONG" not in out
+    assert out.count("  equal  ") == 6
+    assert "by instructions it wins up to m = " in out
+    assert float(out.rsplit(" ", 1)[-1]) < 1e-5
+    assert picture.read_text().startswith("<svg")
 
 
 def test_offline(model, capsys):

@@ -10,10 +10,10 @@ knows which parts of it can be deferred.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Self
 
 from tessera.compiler.errors import MappingError
-from tessera.spec import F16, F32, Chain, DType, Float, Grid, Param, Pattern, Step
+from tessera.spec import F16, F32, Chain, DType, Float, Param, Pattern, Step
 
 ParamSpec = DType | Chain | tuple[DType | Chain, Pattern]
 """Storage of a parameter, with its own group pattern where that differs from the mapping's."""
@@ -105,10 +105,4 @@ def _with_out(step: Step, out: DType) -> Step:
     return Step(step.op, out, step.params, step.pattern)
 
 
-NF4: Final = (
-    -1.0, -0.6961928, -0.5250731, -0.39491749, -0.28444138, -0.18477343, -0.09105004, 0.0,
-    0.0795803, 0.1609302, 0.2461123, 0.33791524, 0.44070983, 0.562617, 0.72295684, 1.0,
-)  # fmt: skip
-"""Levels of NormalFloat4 (Dettmers et al. 2023, QLoRA, appendix E)."""
-
-__all__ = ["NF4", "Grid", "Parameter", "Value", "mapping"]
+__all__ = ["Parameter", "Value", "mapping"]
