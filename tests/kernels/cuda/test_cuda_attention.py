@@ -84,9 +84,10 @@ def test_shared_memory_lets_two_blocks_share_an_h200() -> None:
 
 
 def test_tiles_per_block_weighs_start_against_waves() -> None:
-    assert tiles_per_block(2056, 8, 132) == 4  # 8 prompts of 1024 tokens
-    assert tiles_per_block(264, 8, 132) == 2  # one: a single wave
-    assert tiles_per_block(56, 2, 132) == 1  # a short prompt needs every SM it can get
+    assert tiles_per_block(2048, pairs=64, pages=9, sms=132) == 16  # 8 prompts of 1024 tokens: a single wave
+    assert tiles_per_block(256, pairs=8, pages=9, sms=132) == 2  # one: the same
+    assert tiles_per_block(2048, pairs=256, pages=3, sms=132) == 8  # 32 of 256: a block for each pair
+    assert tiles_per_block(56, pairs=8, pages=2, sms=132) == 1  # a short prompt needs every SM it can get
 
 
 def test_says_what_it_cannot_do() -> None:
@@ -143,9 +144,9 @@ class TestOnDevice:
             got, want = case.step(lengths, padding=2)
             assert relative_rms(got, want) < tolerance(dtype)
 
-    @pytest.mark.parametrize("depth", [1, 2, 4])
+    @pytest.mark.parametrize("depth", [1, 2, 4, 16])
     def test_prefill_blocks_of_several_tiles(self, depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(attention, "tiles_per_block", lambda tiles, pages, sms: depth)
+        monkeypatch.setattr(attention, "tiles_per_block", lambda *sizes: depth)
         case = Case(8, 2, 128, torch.bfloat16, [1500, 330, 2, 700])
         for lengths in ([1200, 33, 1, 600], [300, 297, 1, 100]):
             got, want = case.step(lengths)

@@ -268,6 +268,12 @@ def test_reduce(name: str, threads: int) -> None:
     assert torch.equal(y, torch.stack(expected))
 
 
+def test_quad_transpose() -> None:
+    x, y = words(3 * 8, 4, 4), poisoned(3 * 8, 4, 4)
+    check("scalar", "transposed_quads", "PP")(3, 32, x, y)
+    assert torch.equal(y, x.mT)
+
+
 def test_release_acquire() -> None:
     blocks = torch.cuda.get_device_properties(0).multi_processor_count
     counter, total = poisoned(1).zero_(), poisoned(blocks)

@@ -75,11 +75,17 @@ class Geometry:
         return 2 * blocks * 8 * self.head_tiles * (self.head_dim + 2)
 
 
-def tiles_per_block(tiles: int, pages: int, sms: int) -> int:
+def tiles_per_block(tiles: int, pairs: int, pages: int, sms: int) -> int:
     """How many tiles of about `pages` pages each a prefill block takes: more save what a block costs besides,
-    about six pages on an H200, fewer fill the last wave of blocks better.
+    about six pages on an H200, fewer fill the last wave of blocks better. A block's tiles are all of one of
+    `pairs` pairs of sequence and KV head.
     """
-    return min((1, 2, 4), key=lambda depth: -(-tiles // (depth * sms)) * (depth * pages + 6))
+
+    def pages_of_time(depth: int) -> float:
+        blocks = max(-(-tiles // depth), pairs)
+        return -(-blocks // sms) * (tiles / blocks * pages + 6)
+
+    return min((1, 2, 4, 8, 16), key=pages_of_time)
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,12 +218,15 @@ class BoundAttention:
             smem=self.geometry.decode_smem, pdl=True,
         )  # fmt: skip
         if meta.max_query_len > 1:
-            # At most one tile of a sequence is not full, and at most one block has fewer tiles.
-            tiles = len(q) * self.group // _PREFILL_ROWS + seqs
+            # At least this many sequences bring more than one token.
+            prompts = -(-(len(q) - seqs) // (meta.max_query_len - 1))
+            tiles = len(q) * self.group // _PREFILL_ROWS + prompts
             pages = (meta.max_context_len - meta.max_query_len // 2) // PAGE_SIZE + 1
-            depth = tiles_per_block(tiles * kv_heads, pages, device.current().sms)
+            depth = tiles_per_block(tiles * kv_heads, prompts * kv_heads, pages, device.current().sms)
+            # At most one tile of a sequence is not full, and at most one block has fewer tiles.
+            blocks = (len(q) * self.group // _PREFILL_ROWS + seqs) // depth + seqs
             self.prefill(
-                (tiles // depth + seqs) * kv_heads, _PREFILL_THREADS[self.on_hopper], q, cache, *sequences,
+                blocks * kv_heads, _PREFILL_THREADS[self.on_hopper], q, cache, *sequences,
                 seqs, kv_heads, self.group, meta.block_tables.stride(0), depth, self.scale_log2,
                 smem=self.geometry.prefill_smem, pdl=True,
             )  # fmt: skip

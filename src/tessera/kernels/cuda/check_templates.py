@@ -5,6 +5,7 @@ from tessera.kernels.cuda.templates import EVERYWHERE, HOPPER, TemplateCase, gri
 MATRIX, WGMMA, ASYNC, SCALAR = (f"probe/check_{name}.cuh" for name in ("matrix", "wgmma", "async", "scalar"))
 _TYPES = ("tessera::f16", "tessera::bf16", "tessera::u8", "tessera::i8")
 _BOTH = (False, True)
+_SCALARS = ("scalar_floats", "integers", "vectors", "transposed_quads", "arguments", "release_acquire")
 
 CASES: list[TemplateCase] = [
     *grid(MATRIX, "tessera::check::mma<{t}, {ldmatrix}>", {"t": _TYPES, "ldmatrix": _BOTH}),
@@ -41,7 +42,7 @@ CASES: list[TemplateCase] = [
     *grid(
         SCALAR,
         "tessera::check::{name}",
-        {"name": ("scalar_floats", "integers", "vectors", "arguments", "release_acquire")},
+        {"name": _SCALARS},
     ),
     *grid(SCALAR, "tessera::check::convert<{t}>", {"t": _TYPES[:2]}),
     TemplateCase(SCALAR, "tessera::check::pairs<tessera::f16>", EVERYWHERE),

@@ -4,13 +4,17 @@
 
 namespace tessera {
 
-struct Batch {
-  const i32* cu_seqlens;    // [seqs + 1] query tokens before each sequence
-  const i32* context_lens;  // [seqs] tokens in the cache
+template <class Int>
+struct BatchOf {
+  const Int* cu_seqlens;    // [seqs + 1] query tokens before each sequence
+  const Int* context_lens;  // [seqs] tokens in the cache
   int seqs;
 
   TESSERA_DEVICE int query_len(int s) const { return cu_seqlens[s + 1] - cu_seqlens[s]; }
 };
+using Batch = BatchOf<i32>;
+// For a kernel that reads it before it waits (elementwise/dependency.cuh) and must not find an old line in L1.
+using EarlyBatch = BatchOf<volatile i32>;
 
 struct Share {
   int seq;     // sequence that holds the unit

@@ -27,7 +27,7 @@ struct Decode {
 };
 
 struct DecodeArgs {
-  Batch batch;
+  EarlyBatch batch;
   const i32* block_tables;
   int table_stride, kv_heads, group;
   float scale_log2;  // softmax scale * log2(e)

@@ -23,7 +23,7 @@ struct Segment {
 };
 
 // Tokens in the cache of a sequence that this kernel serves: one that brings a single query token.
-TESSERA_DEVICE int decode_context(const Batch& batch, int s) {
+TESSERA_DEVICE int decode_context(const EarlyBatch& batch, int s) {
   const int tokens = batch.query_len(s), context = batch.context_lens[s];  // both at once
   return tokens == 1 ? context : 0;
 }
@@ -46,27 +46,38 @@ TESSERA_DEVICE void prefetch(const i32* from, i64 count) {
   if (at < count) prefetch_l2(from + at);
 }
 
+// The pages of a sequence before its last hold what earlier steps wrote. So they are on their way before the kernel is
+// waited for that appends this step's token: as many as the ring takes, and as many again as far as L2.
 template <class D>
 TESSERA_DEVICE void produce(const DecodeArgs& args, const char* cache, const typename D::KvRing& ring,
                             Segment<typename D::Page> at, int left) {
   using P = typename D::Page;
+  constexpr int kRingPages = D::kStages / 2;
   RingPosition<D::kStages> position;
+  bool waited = false;
   while (left > 0) {
-    const int first = at.page, count = at.count(left);
-    const i32* table = args.block_tables + static_cast<i64>(at.seq) * args.table_stride;
+    const int first = at.page, count = at.count(left), pages = at.pages();
+    const volatile i32* table = args.block_tables + static_cast<i64>(at.seq) * args.table_stride;
     int ids = 0;
     for (int i = 0; i < count; ++i) {
       if (i % kWarp == 0) ids = i + lane_id() < count ? table[first + i + lane_id()] : 0;
       const i64 page = __shfl_sync(0xffffffffu, ids, i % kWarp);
       const int rows = min(P::kTokens, at.context - (first + i) * P::kTokens);
+      if (!waited && first + i == pages - 1) {
+        await_predecessor();
+        waited = true;
+      }
       const char* slice = cache + P::slice_offset(page, at.head, args.kv_heads);
       // Rows past the context may hold anything, NaN too: scores of K are masked, but 0 * V must be 0.
       ring.fill(position, slice, rows * P::kRowBytes, rows * P::kRowBytes);
       ring.fill(position, slice + P::kPartBytes, rows * P::kRowBytes, P::kPanelBytes);
+      if (kBulkCopy && !waited && i == kRingPages - 1 && i < lane_id() && lane_id() < min(count, 2 * kRingPages))
+        bulk_prefetch(cache + P::slice_offset(ids, at.head, args.kv_heads), P::kSliceBytes);
     }
     left -= count;
     at.next(args);
   }
+  if (!waited) await_predecessor();
 }
 
 template <class D>
@@ -119,6 +130,16 @@ TESSERA_DEVICE void consume(const DecodeArgs& args, const typename D::T* q, type
   }
 }
 
+// Zeros for sequences with an empty context. The consumer threads of a block.
+template <class D>
+TESSERA_DEVICE void clear_padding(const EarlyBatch& batch, int width, typename D::T* out) {
+  for (int s = blockIdx.x; s < batch.seqs; s += gridDim.x) {
+    if (batch.query_len(s) != 1 || batch.context_lens[s] > 0) continue;
+    u32* to = reinterpret_cast<u32*>(out + static_cast<i64>(batch.cu_seqlens[s]) * width);
+    for (int i = threadIdx.x; i < width / 2; i += D::kConsumers) to[i] = 0;
+  }
+}
+
 // q, out [tokens, kv_heads * group, D]; sequences that bring one query token are served, the others left alone; one
 // with an empty context (padding) gets zeros. Grid: any number of blocks that `partials` and `arrived` have room for.
 template <class D>
@@ -137,7 +158,6 @@ __global__ void __launch_bounds__(D::kThreads, 2)
   prefetch(cu_seqlens, seqs + 1);
   prefetch(context_lens, seqs);
   prefetch(block_tables, static_cast<i64>(seqs) * table_stride);
-  await_predecessor();
 
   const DecodeArgs args = {{cu_seqlens, context_lens, seqs}, block_tables, table_stride, kv_heads, group,
                            scale_log2, partials, arrived};
@@ -148,21 +168,19 @@ __global__ void __launch_bounds__(D::kThreads, 2)
     return cut.start(blockIdx.x);
   };
   const int units = line_of<D::kThreads>(weight, seqs, scratch).locate(first_unit, &share);
-  for (int s = blockIdx.x; s < seqs; s += gridDim.x) {
-    if (args.batch.query_len(s) != 1 || context_lens[s] > 0) continue;
-    const int width = kv_heads * group * P::kDim;
-    u32* to = reinterpret_cast<u32*>(out + static_cast<i64>(cu_seqlens[s]) * width);
-    for (int i = threadIdx.x; i < width / 2; i += D::kThreads) to[i] = 0;
+  Segment<P> at = {};
+  const bool works = blockIdx.x < min(cut.pieces, units);
+  if (works) {
+    const int context = args.batch.context_lens[share.seq], pages = div_up(context, P::kTokens);
+    at = {share.seq, share.offset / pages, share.offset % pages, context, args.batch.cu_seqlens[share.seq]};
+    if (warp_id() == D::kWarps) {
+      produce<D>(args, cache, ring, at, cut.start(blockIdx.x + 1) - cut.start(blockIdx.x));
+      return;
+    }
   }
-  if (blockIdx.x >= min(cut.pieces, units)) return;
-  const Share start = share;
-  const int context = context_lens[start.seq], pages = div_up(context, P::kTokens);
-  const Segment<P> at = {start.seq, start.offset / pages, start.offset % pages, context, cu_seqlens[start.seq]};
-  if (warp_id() == D::kWarps) {
-    produce<D>(args, cache, ring, at, cut.start(blockIdx.x + 1) - cut.start(blockIdx.x));
-  } else {
-    consume<D>(args, q, out, ring, merge, at, cut, &last_arrived);
-  }
+  await_predecessor();
+  if (threadIdx.x < D::kConsumers) clear_padding<D>(args.batch, kv_heads * group * P::kDim, out);
+  if (works) consume<D>(args, q, out, ring, merge, at, cut, &last_arrived);
 }
 
 }  // namespace tessera

@@ -75,20 +75,27 @@ struct RowState {
   }
 
   TESSERA_DEVICE void start(const PrefillArgs& args, const Tile& tile, int row0, const typename F::T* query) {
-    const int g = lane_id() / 4, t = lane_id() % 4;
+    uint4 chunks[2][F::kSteps / 2];  // of 8 elements: lane t has number t of every four
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int row = min(row0 + g + 8 * r, tile.rows - 1);  // rows past the end repeat the last and are not stored
+      // Rows past the end repeat the last and are not stored.
+      const int row = min(row0 + lane_id() / 4 + 8 * r, tile.rows - 1);
       position[r] = tile.past + row / args.group;
       maximum[r] = -1e30f;
       sum[r] = 0;
-      const u32* from = reinterpret_cast<const u32*>(query + row_offset(args, tile, row));
+      const uint4* from = reinterpret_cast<const uint4*>(query + row_offset(args, tile, row));
 #pragma unroll
-      for (int k = 0; k < F::kSteps; ++k) {
-        q[k][r] = from[8 * k + t];
-        q[k][r + 2] = from[8 * k + t + 4];
-      }
+      for (int j = 0; j < F::kSteps / 2; ++j) chunks[r][j] = from[4 * j + lane_id() % 4];
     }
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+#pragma unroll
+      for (int j = 0; j < F::kSteps / 2; ++j) {
+        const uint4 chunk = chunks[r][j];
+        u32 x[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
+        quad_transpose(x);  // to word t of each of the four, as A fragments want it
+        q[2 * j][r] = x[0], q[2 * j][r + 2] = x[1], q[2 * j + 1][r] = x[2], q[2 * j + 1][r + 2] = x[3];
+      }
 #pragma unroll
     for (int n = 0; n < F::kDimTiles; ++n)
 #pragma unroll
@@ -96,16 +103,20 @@ struct RowState {
   }
 
   TESSERA_DEVICE void store(const PrefillArgs& args, const Tile& tile, int row0, typename F::T* out) {
-    const int g = lane_id() / 4, t = lane_id() % 4;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float inverse = 1.0f / warp_reduce<4>(sum[r], Sum{});
-      const int row = row0 + g + 8 * r;
-      if (row >= tile.rows) continue;
-      u32* to = reinterpret_cast<u32*>(out + row_offset(args, tile, row));
+      const int row = row0 + lane_id() / 4 + 8 * r;
+      uint4* to = reinterpret_cast<uint4*>(out + row_offset(args, tile, row));
 #pragma unroll
-      for (int n = 0; n < F::kDimTiles; ++n)
-        to[4 * n + t] = pack2<typename F::T>(o[n][2 * r] * inverse, o[n][2 * r + 1] * inverse);
+      for (int n = 0; n < F::kDimTiles; n += 4) {
+        u32 x[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          x[i] = pack2<typename F::T>(o[n + i][2 * r] * inverse, o[n + i][2 * r + 1] * inverse);
+        quad_transpose(x);
+        if (row < tile.rows) to[n + lane_id() % 4] = {x[0], x[1], x[2], x[3]};
+      }
     }
   }
 

@@ -28,6 +28,11 @@ TESSERA_DEVICE void bulk_load_multicast(u32 shared, const void* global, u32 byte
                :: "r"(shared), "l"(global), "r"(bytes), "r"(barrier), "h"(mask) : "memory");
 }
 
+// cp.async.bulk.prefetch.L2: asks for the bytes in L2.
+TESSERA_DEVICE void bulk_prefetch(const void* global, u32 bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" :: "l"(global), "r"(bytes) : "memory");
+}
+
 // cp.async.bulk shared -> global, in groups of the issuing thread. Writers of the shared bytes need
 // fence_async() and a barrier before.
 TESSERA_DEVICE void bulk_store(void* global, u32 shared, u32 bytes) {

@@ -59,4 +59,17 @@ TESSERA_DEVICE T block_reduce(T x, Op op, T* scratch) {
   return warp_reduce(x, op);
 }
 
+// Four words of each lane of a quad, transposed: x[i] becomes what lane i of the quad had in x[its own lane].
+TESSERA_DEVICE void quad_transpose(u32 (&x)[4]) {
+  const bool odd = lane_id() & 1, upper = lane_id() & 2;
+  const auto exchange = [](u32& low, u32& high, bool keeps_high, int lanes) {
+    const u32 got = __shfl_xor_sync(0xffffffffu, keeps_high ? low : high, lanes);
+    (keeps_high ? low : high) = got;
+  };
+  exchange(x[0], x[1], odd, 1);
+  exchange(x[2], x[3], odd, 1);
+  exchange(x[0], x[2], upper, 2);
+  exchange(x[1], x[3], upper, 2);
+}
+
 }  // namespace tessera

@@ -4,9 +4,10 @@
 
 namespace tessera {
 
-// Every thread calls this before it first reads or writes anything that another kernel writes, and no thread ends
-// before it: a grid has then ended only after all its predecessors, so waiting for the last one is enough. The next
-// grid may be set up from here on; it waits here itself. Below sm_90 launches follow one another as they always did.
+// Called before anything is read that the grid before writes, or written that it reads or writes, and at the latest
+// before the block ends: a grid has then ended only after all its predecessors, so waiting for the last one is enough.
+// The next grid may start from here on, and waits here itself. So when a grid starts, all before its predecessor have
+// ended: what they wrote may be read without waiting. Below sm_90 launches follow one another as they always did.
 TESSERA_DEVICE void await_predecessor() {
 #if __CUDA_ARCH__ >= 900
   grid_dependency_wait();

@@ -30,6 +30,7 @@ __global__ void bulk_ring(const u32* x, u32* y, u32 bias, int chunks) {
   };
   if (leader) {
     for (int c = 0; c < kStages && c < chunks; ++c) fill(c);
+    for (int c = kStages; c < chunks; ++c) bulk_prefetch(x + c * kWords, kBytes);
   }
   for (int c = 0; c < chunks; ++c) {
     const int s = c % kStages, parity = c / kStages % 2;

@@ -90,6 +90,15 @@ __global__ void reduce(const T* x, T* y) {
   }
 }
 
+// y [quads, 4, 4] = x, transposed in each quad of lanes; a warp a block.
+__global__ void transposed_quads(const u32* x, u32* y) {
+  u32 v[4];
+  const int at = 4 * (blockIdx.x * kWarp + lane_id());
+  for (int i = 0; i < 4; ++i) v[i] = x[at + i];
+  quad_transpose(v);
+  for (int i = 0; i < 4; ++i) y[at + i] = v[i];
+}
+
 // y[0..3] = the arguments as the device sees them; floats as their word.
 __global__ void arguments(i64* y, i32 i, i64 q, u32 u, float f) {
   y[0] = i, y[1] = q, y[2] = u, y[3] = __float_as_uint(f);
