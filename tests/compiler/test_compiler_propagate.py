@@ -2,6 +2,7 @@
 caught.
 """
 
+from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
@@ -19,8 +20,6 @@ from tessera.compiler import (
     verify,
 )
 from tessera.compiler.errors import UnequalError, UnknownSkeletonError
-from tessera.compiler.rules import add as add_rules
-from tessera.compiler.rules import matmul as matmul_rules
 from tessera.compiler.rules import table
 from tessera.compiler.skeletons import NAMES
 from tessera.compiler.verify import small_sizes
@@ -158,26 +157,49 @@ def test_the_search_is_deterministic():
     assert first.generated > len(first.candidates)
 
 
-def _broken_z(a, b):
-    """Table 2, A · B_z, without the correction by the zero point."""
-    return matmul_rules.term(matmul_rules.ab, a, b, None, None)
+def _forgets(row):
+    """The row with one parameter forgotten: the bias of an operand, or its scale where it has no other."""
+
+    def broken(a, b):
+        for operand in (b, a):
+            if operand.z or operand.s:
+                less = replace(operand, z=None) if operand.z else replace(operand, s=None)
+                return row(a, less) if operand is b else row(less, b)
+        raise AssertionError("no row is of two plain operands")
+
+    return broken
 
 
-def _broken_s(a, b):
-    """Table 2, A · B_sz, with z added once and not times the row sums."""
-    return add_rules.with_sz(matmul_rules.ab(a.codes, b.codes), b.s, b.z)
+def _both_affine(op):
+    """A program whose two operands read as every form: s, z and sz."""
+    chain = affine_zero(8, Pattern.channel())
+    x = quantized(4, Dim("k", 6), chain=chain, constant=False)
+    return program(op, x=x, w=quantized(4, Dim("k", 6), chain=chain))
 
 
-@pytest.mark.parametrize("row", [("plain", "z"), ("plain", "sz")])
-def test_a_broken_rule_is_caught(row):
-    graph = skeleton("zero4-chn")
-    with patch.dict(table.TABLE_2, {row: _broken_z if row[1] == "z" else _broken_s}):
-        search = propagate(graph)
-    wrong = [c for c in search.candidates if not verify(graph, c.graph).equal]
-    assert wrong
+@pytest.mark.parametrize("row", table.TABLE_2, ids="·".join)
+def test_a_broken_row_of_the_matrix_table_is_caught(row):
+    graph = _both_affine(lambda x, w: x @ w.T)
+    with patch.dict(table.TABLE_2, {row: _forgets(table.TABLE_2[row])}):
+        search = propagate(graph, max_candidates=16)
+    name = "·".join(
+        letter if kind == "plain" else f"{letter}_{kind}" for letter, kind in zip("AB", row, strict=True)
+    )
+    for candidate in search.candidates:
+        assert verify(graph, candidate.graph).equal == (name not in candidate.rows), candidate.rows
+    wrong = next(c for c in search.candidates if c.rows == (name,))
     with pytest.raises(UnequalError, match="exact False"):
-        check(graph, wrong[0].graph)
-    assert verify(graph, search.eager).equal
+        check(graph, wrong.graph)
+
+
+def test_a_broken_row_of_the_addition_table_is_caught():
+    graph = _both_affine(lambda x, w: x + w)
+    right = table.TABLE_1["sz", "sz"]
+    with patch.dict(table.TABLE_1, {("sz", "sz"): lambda a, b: right(a, replace(b, z=a.z))}):
+        search = propagate(graph)
+    wrong = [c for c in search.candidates if "A_sz+B_sz" in c.rows]
+    assert wrong
+    assert not any(verify(graph, c.graph).equal for c in wrong)
 
 
 def test_a_swapped_scale_is_caught_by_the_field_and_by_float64():
@@ -204,3 +226,24 @@ def test_skeletons_that_do_not_exist_or_do_not_fit():
         skeleton("w5a16")
     with pytest.raises(GroupSizeError, match="blocks of 128 do not divide k = 200"):
         skeleton("w4a16-g128", k=200)
+
+
+def test_ragged_groups_stay_on_the_weights_and_say_why():
+    ragged = affine_zero(4, Pattern.blocks(1, 64, ragged=True))
+    graph = program(lambda x, w: x @ w.T, x=spec("m", 96, dtype=F16), w=quantized(8, 96, chain=ragged))
+    search = propagate(graph)
+    assert len(search.candidates) == 1
+    assert any("ragged" in r.reason for r in search.refusals)
+    assert verify(graph, search.eager).equal
+
+
+def test_a_deep_program_is_no_deep_recursion():
+    def deep(x, w):
+        for _ in range(600):
+            x = -x + w
+        return x
+
+    w = quantized(4, 4, chain=symmetric(A8.codes, Pattern.channel()))
+    graph = program(deep, x=spec(4, 4, dtype=F16), w=w)
+    search = propagate(graph, max_candidates=3)
+    assert verify(graph, search.candidates[-1].graph).exact

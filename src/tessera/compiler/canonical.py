@@ -35,6 +35,8 @@ class Canonical:
         return new
 
     def graph(self, graph: QGraph) -> QGraph:
+        for node in graph.nodes:  # arguments first, so that a deep graph is no deep recursion
+            self(node)
         return QGraph(tuple(map(self, graph.outputs)))
 
 
@@ -56,10 +58,8 @@ def _ordered_scales(node: Node) -> Node | None:
     inner = node.codes
     if node.step.op != "scale" or not inner.is_qtile or inner.step.op != "scale":
         return None
-    both_float = isinstance(node.dtype, Float) and isinstance(inner.dtype, Float)
-    if (isinstance(node.dtype, Float) != isinstance(inner.dtype, Float)) or _spread(node) <= _spread(inner):
+    if isinstance(node.dtype, Float) != isinstance(inner.dtype, Float) or _spread(node) <= _spread(inner):
         return None
-    assert both_float or not isinstance(inner.codes.dtype, Float)
     swapped = scaled(inner.codes, node.params[0], node.step.pattern)
     return scaled(swapped, inner.params[0], inner.step.pattern)
 

@@ -110,7 +110,8 @@ class Stored:
 class Materialised:
     """A graph bound to sizes, as a kernel would run it.
 
-    `sums` are row sums of activations: (formula, columns, elements summed). `overflowing` names integer sums
+    `sums` are row sums of activations: (formula, entries, elements summed). `derived` are parameters computed
+    of stored ones as they are loaded: (formula, entries, operations each). `overflowing` names integer sums
     that int32 may not hold.
     """
 
@@ -164,23 +165,14 @@ class _Reader:
 
     def placed(self) -> Iterator[Placed]:
         on_weights = {s.key for o in self.operands.values() if self.constant[o.key] for s in _steps(o)[1]}
-        computed = {n.key for root in self.graph.outputs for n in self._live(root)}
         for node in self.graph.nodes:
             if not node.is_qtile or (self.constant[node.key] and node.key not in on_weights):
                 continue
-            if node.key in computed or node.key in on_weights:
-                place = self._place(node, on_weights)
-                integer = isinstance(node.dtype, Grid)
-                converts = not integer and isinstance(node.codes.dtype, Grid)
-                grouped = place != Place.WEIGHT and node.rank > self.rank
-                yield Placed(node, place, _elements(node), integer, converts, grouped)
-
-    def _live(self, root: Node) -> Iterator[Node]:
-        """Nodes that are computed when running: constants below them are not."""
-        if not self.constant[root.key]:
-            yield root
-            for arg in root.args:
-                yield from self._live(arg)
+            place = self._place(node, on_weights)
+            integer = isinstance(node.dtype, Grid)
+            converts = not integer and isinstance(node.codes.dtype, Grid)
+            grouped = place != Place.WEIGHT and node.rank > self.rank
+            yield Placed(node, place, _elements(node), integer, converts, grouped)
 
     def _place(self, node: Node, on_weights: set[str]) -> Place:
         if node.key in on_weights:
@@ -215,9 +207,7 @@ class _Reader:
             yield from self._leaves(root)
 
     def derived(self) -> Iterator[tuple[str, int, int]]:
-        """Parameters that are computed from stored ones as they are loaded, which costs less than their
-        bytes.
-        """
+        """Parameters computed of stored ones as they are loaded: that costs less than their bytes."""
         for root in self._constants():
             steps = _steps(root)[1] if root.key in self.operands else []
             for x in (p for s in steps for p in s.params) if steps else (root,):

@@ -11,7 +11,7 @@ from typing import Final
 
 from tessera.compiler.explain import Explanation
 from tessera.compiler.materialise import MOVES, Materialised, Place
-from tessera.compiler.node import Node
+from tessera.compiler.node import Node, walk
 from tessera.compiler.price import Price
 from tessera.compiler.printing import formula
 
@@ -147,8 +147,8 @@ def _boxes(work: Materialised) -> Iterator[Box]:
 
 
 def _live(x: Node) -> bool:
-    """Whether a product has an argument that is not constant."""
-    return (x.op != "input" and any(_live(a) for a in x.args)) or (x.op == "input" and not x.attr(3))
+    """Whether the node depends on an input that is not constant."""
+    return any(n.op == "input" and not n.attr(3) for n in walk(x))
 
 
 def _drawn(x: Node) -> tuple[Node, ...]:

@@ -18,6 +18,7 @@ from tessera.compiler.materialise import Materialised, Place, Product, materiali
 from tessera.compiler.printing import formula
 from tessera.compiler.propagate import Candidate
 from tessera.hardware import Device, MissingPeakError
+from tessera.spec import Grid
 
 TOKEN_TILE: Final = 256
 """Most tokens of one tile: weights are unpacked once for so many."""
@@ -71,9 +72,7 @@ class Price:
 
 
 def price(candidate: Candidate, m: int, device: Device) -> Price:
-    """Price of a candidate for m tokens. Raises PriceError for a device whose instruction rates are not
-    known.
-    """
+    """Price of a candidate for m tokens. Raises PriceError for a device whose rates are not known."""
     if device.sms == 0 or device.clock == 0:
         raise PriceError(f"{device.name} has no stated SMs and clock: give a GPU, or custom:…,sms=…,clock=…")
     padded = ceil(m / TOKEN_STEP) * TOKEN_STEP
@@ -138,7 +137,8 @@ def _register_costs(work: Materialised, passes: int) -> tuple[Cost, Cost]:
             elements = p.batch * p.k * (p.n if operand is p.right else p.m)
             steps = [s.step.op for s in operand.steps]
             own = NOTHING
-            if operand.constant or steps:
+            converted = p.kind == "fp16" and isinstance(operand.codes.dtype, Grid)
+            if operand.constant or steps or converted:
                 own = in_registers(operand.codes.dtype, steps, p.kind, bias_corrected=summed)
             total = total + own * (elements * times)
             if operand is p.right and elements > largest:

@@ -24,13 +24,14 @@ UNIT: Final = 2.0**-53
 """Unit roundoff of float64."""
 
 _PRIMES: Final = (3, 5, 7, 11, 13)
+_PRODUCTS: Final = ("mul", "matmul", MAP)
 _ARITHMETIC: Final = ("add", "mul", "neg", "matmul", "reduce_sum", MAP)
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`exact`: equal in the field. `error` and `bound`: largest float64 difference relative to its bound's
-    scale.
+    """`exact`: equal in the field. `error`: largest float64 difference over the sum of magnitudes behind it,
+    which may not exceed `bound`.
 
     `error` and `bound` are None where a nonlinear function is applied to something computed: what rounding
     does there has no bound that holds for every function.
@@ -152,7 +153,10 @@ def _crooked(graph: QGraph) -> bool:
 
 
 def roundings(graph: QGraph) -> int:
-    """Roundings on the longest way from an input to an output: one an operation, as many as terms a sum."""
+    """Most rounding factors (1 + δ) on any product of inputs in the outputs.
+
+    An operation adds one, a sum as many as it has terms; factors of a product bring theirs together.
+    """
     depth: dict[str, int] = {}
     for node in graph.nodes:
         own = 2 if node.is_qtile else 1
@@ -162,7 +166,8 @@ def roundings(graph: QGraph) -> int:
             own = node.args[0].shape[node.attr(0)].size or 1
         elif node.op == "add":
             own = len(node.args)
-        depth[node.key] = own + max((depth[a.key] for a in node.args), default=0)
+        below = [depth[a.key] for a in node.args]
+        depth[node.key] = own + (sum(below) if node.op in _PRODUCTS else max(below, default=0))
     return max(depth[n.key] for n in graph.outputs)
 
 

@@ -194,9 +194,7 @@ def shared_group(a: Node, left: Shared | None, right: Shared | None) -> int | No
 
 
 def split(x: Node, param: Shared | None, group: int, axis: int) -> tuple[Node, Shared | None]:
-    """Codes and parameter with k (`axis`, one of the last two) split into a leading axis of groups: [g, …,
-    k/g].
-    """
+    """Codes and parameter with k (`axis`, one of the last two) split, the axis of groups before both."""
     k = axis % x.rank
     shape = (*x.shape[:k], x.shape[k] / group, fixed(group), *x.shape[k + 1 :])
     order = [*range(x.rank - 2), k, *(i for i in range(x.rank - 2, x.rank + 1) if i != k)]

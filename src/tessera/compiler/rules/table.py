@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations, product
 from typing import Final
 
@@ -66,7 +67,7 @@ def _matmul(node: Node) -> Iterator[Outcome]:
         if left.kind == right.kind == "plain":
             continue
         row = TABLE_2[left.kind, right.kind]
-        yield _attempt(node, f"{_sub('A', left)}·{_sub('B', right)}", lambda: row(left, right))  # noqa: B023
+        yield _attempt(node, f"{_sub('A', left)}·{_sub('B', right)}", partial(row, left, right))
     for operand in (a, b):
         if operand.is_qtile and operand.step.op in ("lookup", "cast"):
             yield Refusal(
@@ -105,19 +106,19 @@ def _mul(node: Node) -> Iterator[Outcome]:
         a, b = (left, right) if (left.kind, right.kind) in MUL_TABLE else (right, left)
         if (a.kind, b.kind) in MUL_TABLE:
             row = MUL_TABLE[a.kind, b.kind]
-            yield _attempt(node, f"{_sub('A', a)}×{_sub('B', b)}", lambda: row(a, b))  # noqa: B023
+            yield _attempt(node, f"{_sub('A', a)}×{_sub('B', b)}", partial(row, a, b))
 
 
 def _neg(node: Node) -> Iterator[Outcome]:
     for form in list(whole(node.args[0]))[1:]:
-        yield _attempt(node, f"-{_sub('A', form)}", lambda: negated(form))  # noqa: B023
+        yield _attempt(node, f"-{_sub('A', form)}", partial(negated, form))
 
 
 def _reduce_sum(node: Node) -> Iterator[Outcome]:
     x = node.args[0]
     forms = [*list(whole(x))[1:], *scales(x)]
     for form in {(f.codes, f.s, f.z): f for f in forms}.values():
-        yield _attempt(node, f"Σ{_sub('A', form)}", lambda: reduced(node, form))  # noqa: B023
+        yield _attempt(node, f"Σ{_sub('A', form)}", partial(reduced, node, form))
     if (product_of_sums := outer_products(node)) is not None:
         yield Rewrite("Σ(A·J)_z = S·Z", node, product_of_sums)
 
