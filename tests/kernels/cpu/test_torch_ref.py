@@ -13,7 +13,7 @@ from tessera.kernels.torch_ref.linear import TorchFloatLinear, TorchIntLinear, i
 from tessera.kernels.torch_ref.rows import TorchNorm, TorchQuantizeRows, TorchSiluMul
 from tessera.kernels.types import QuantizedRows
 from tessera.numerics import plain, quantize, quantize_rows
-from tessera.spec import F16, F32, Chain, LinearSpec, Recipe
+from tessera.spec import E4M3, F16, F32, Chain, LinearSpec, Recipe
 
 DEVICE = cpu.device()
 
@@ -99,6 +99,11 @@ def test_embedding_takes_rows(quantized):
     problem = EmbeddingProblem(DEVICE, 40, 24, table.chain, torch.float32)
     ids = torch.tensor([3, 39, 0, 3], dtype=torch.int32)
     assert torch.equal(TorchEmbedding().bind(problem, table)(ids), table.dequantize()[ids.long()])
+
+
+def test_attention_holds_no_floats_that_torch_has_not():
+    problem = AttentionProblem(DEVICE, 6, 2, 16, Chain(E4M3), torch.float32)
+    assert "the cache is f8e4m3" in TorchAttention().can_implement(problem).reason
 
 
 @pytest.mark.parametrize("kv", [KV4, Chain(F16), Chain(F32)], ids=["kv4", "f16", "f32"])

@@ -12,7 +12,7 @@ from tessera.kernels.registry import YES, Verdict, no, runs
 from tessera.kernels.types import AttentionMetadata
 from tessera.numerics import quantize_kv, rotate
 from tessera.numerics.qtensor import FLOAT_DTYPES
-from tessera.spec import WHOLE, Chain, Float, Pattern, affine_min
+from tessera.spec import WHOLE, Chain, Pattern, affine_min
 
 KV4: Final = affine_min(4, Pattern((1, 1, WHOLE)))
 """What `Recipe.kv_chain` says for 4-bit caches: fp16 scale and minimum per token and head."""
@@ -37,7 +37,7 @@ class TorchAttention:
 
 
 def _is_plain_float(chain: Chain) -> bool:
-    return chain.is_plain and isinstance(chain.codes, Float)
+    return chain.is_plain and str(chain.codes) in FLOAT_DTYPES
 
 
 @dataclass(frozen=True, slots=True)
