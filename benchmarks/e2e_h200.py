@@ -211,10 +211,10 @@ def main() -> None:
         torch.cuda.empty_cache()
         for recipe in args.recipes.split(","):
             rows += recipe_rows(Path(directory), recipe, cases)
+            write_results(args.out, rows)  # what there is, should the next recipe fail
             gc.unfreeze()
             gc.collect()
             torch.cuda.empty_cache()
-    write_results(args.out, rows)
 
 
 if __name__ == "__main__":
