@@ -5,8 +5,9 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
+import torch
 
-from tessera.engine.measure import cpu, small_model
+from tessera.engine.measure import cpu, cuda, small_model
 from tessera.engine.measure.small_model import SMALL, decode_seconds, kernel_seconds
 from tessera.engine.measure.speed import best_s, random_weights
 from tessera.engine.throughput import Case
@@ -15,6 +16,10 @@ from tessera.layers.linear import Linear
 from tessera.planner import ModelShape, StepModel, precision_of
 from tessera.spec import Recipe
 
+GPU = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 TINY = replace(
     SMALL, vocab_size=256, hidden_size=128, intermediate_size=192, num_heads=2, num_kv_heads=1, num_layers=2
 )
@@ -77,3 +82,12 @@ def test_random_weights_are_the_same_each_time():
     one, two = (random_weights(8, 128, chain) for _ in range(2))
     assert one.codes.equal(two.codes)
     assert one.chain == chain
+
+
+class TestOnDevice:
+    pytestmark = GPU
+
+    def test_every_speed_of_the_gpu(self):
+        speeds = {speed.key: speed.value for speed in cuda.speeds()}
+        assert {"bandwidth", "copy_bandwidth", "peaks.bf16", "peaks.int8", "kernel_seconds"} <= speeds.keys()
+        assert all(0 < value < 1e17 for value in speeds.values())

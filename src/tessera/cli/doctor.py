@@ -166,7 +166,8 @@ def _memory() -> Check:
 
 def _gpu() -> Check:
     """Not a failure where something is missing: the CPU serves too."""
-    from tessera.kernels.cuda import device
+    from tessera.kernels.cuda import device, driver
+    from tessera.kernels.jit.nvrtc import nvrtc_version
 
     try:
         gpu = device.require()
@@ -174,7 +175,9 @@ def _gpu() -> Check:
         if NVIDIA_DRIVER.exists():
             return Check("gpu", "warn", str(error))
         return Check("gpu", "info", "none: models run on the CPU")
-    return Check("gpu", "ok", f"{gpu.name}, {gpu.arch}, {console.format_bytes(gpu.memory_bytes)}")
+    versions = "driver for CUDA {}.{}, NVRTC {}.{}".format(*driver.driver_version(), *nvrtc_version())
+    memory = console.format_bytes(gpu.memory_bytes)
+    return Check("gpu", "ok", f"{gpu.name}, {gpu.arch}, {memory}, {versions}")
 
 
 def _compiler() -> Check:

@@ -66,7 +66,7 @@ def heading(plan: Plan) -> str:
     use = f", {load.name} ({load.prompt} + {load.output} tokens)" if load else ""
     return (
         f"{plan.model.name} as {plan.precision.name} on {devices}: "
-        f"{plan.batch} sequences of {plan.context} tokens{use}"
+        f"{plan.batch} sequence{'' if plan.batch == 1 else 's'} of {plan.context} tokens{use}"
     )
 
 
