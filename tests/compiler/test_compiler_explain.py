@@ -27,7 +27,7 @@ def test_it_proves_ranks_and_gives_reasons(explained):
     assert e.spans[-1].last == 4096
     text = " ".join(reason(e))
     assert f"At m = {e.m}" in text
-    assert "us." in text
+    assert " us, bound by " in text
 
 
 def test_it_is_plain_data(explained):

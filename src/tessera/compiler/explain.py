@@ -80,7 +80,7 @@ def explain_graph(name: str, graph: QGraph, m: int, device: Device) -> Explanati
 def reason(e: Explanation) -> list[str]:
     """Why the winner wins, in sentences with numbers."""
     best, eager = e.winner, e.eager
-    lines = [f"At m = {e.m} {best.bound} decides: {1e6 * best.seconds:.2f} us."]
+    lines = [f"At m = {e.m}: {1e6 * best.seconds:.2f} us, bound by {best.bound}."]
     if best is eager:
         lines.append("Nothing that can be deferred saves more than it adds, so dequantization stays eager.")
     elif best.limits[best.bound] < 0.995 * eager.limits[eager.bound]:
@@ -125,7 +125,7 @@ def _break_even(e: Explanation) -> list[str]:
         return []
     saved = eager.weight.issued - deferred.weight.issued
     return [
-        f"Deferring to the end of a group takes {saved:.3g} instructions off each weight and adds "
+        f"Deferring to the end of a group saves {saved:.3g} on each weight and adds "
         f"{product.k * saved / tokens:.3g} to each output and group of {product.k}: by instructions it wins "
         f"up to m = {tokens:.0f}."
     ]

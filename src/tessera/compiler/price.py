@@ -154,8 +154,9 @@ def _output_costs(work: Materialised) -> tuple[Cost, Cost]:
     A multiply-add for a step and element, and a conversion where floats begin.
     """
     at_end, total = NOTHING, NOTHING
+    in_operands = {s.key for p in work.products for o in (p.left, p.right) for s in o.steps}
     for step in work.placed:
-        if step.place in (Place.WEIGHT, Place.ACTIVATION):
+        if step.place == Place.WEIGHT or step.node.key in in_operands:
             continue
         one = Cost(imad=1) if step.integer else Cost(alu=float(step.converts), fma=1)
         total = total + one * step.elements
