@@ -65,7 +65,7 @@ def test_dequantization_costs_five_instructions_for_eight_weights(n: int) -> Non
 
 
 def test_streaming_probe_keeps_the_same_loop() -> None:
-    config = "tessera::probe::StreamConfig<256, 2, 1, 5, true, 1, 0>"
+    config = "tessera::probe::StreamConfig<256, 2, 1, 5, tessera::probe::MultiplyAdd, 1, 0>"
     code = read("stream_gemm", f"tessera::probe::stream_gemm<{config}>")
     loop = code.main_loop("IGMMA")
     assert loop.count("IGMMA") == 4 and not code.uses_local_memory
