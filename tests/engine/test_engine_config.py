@@ -71,11 +71,16 @@ def test_what_was_asked_for_and_does_not_fit_is_an_error_with_the_arithmetic():
     message = str(caught.value)
     assert "2048 tokens needs 32 blocks x 1048576 bytes = 32.0 MiB" in message
     assert "50% of 20.0 MiB available = 10.0 MiB, which holds 640 tokens" in message
-    assert "raise memory_fraction, or set max_model_len to at most 640" in message
-    with pytest.raises(CacheMemoryError, match="kv_tokens is 100, which holds 128 tokens; raise kv_tokens"):
-        plan(max_model_len=500, kv_tokens=100)
-    with pytest.raises(CacheMemoryError, match="holds 0 tokens"):
+    assert message.endswith("tokens; set max_model_len to at most 640")
+    with pytest.raises(
+        CacheMemoryError, match=r"640 tokens; raise memory_fraction to 0.8, or set max_model_len"
+    ):
+        plan(max_model_len=1024, available=20 * MIB, memory_fraction=0.5)
+    with pytest.raises(CacheMemoryError, match=r"4 tokens needs 1 blocks.*holds 0 tokens; raise .* to 1$"):
         plan(available=MIB, memory_fraction=0.5)
+    with pytest.raises(EngineConfigError, match="kv_tokens is 100, max_model_len 500"):
+        plan(max_model_len=500, kv_tokens=100)
+    assert plan(max_model_len=128, kv_tokens=100).max_model_len == 128, "blocks hold whole sixty-fours"
 
 
 def test_a_context_beyond_the_models_is_refused():

@@ -59,9 +59,7 @@ def test_memory_that_does_not_fit_says_what_would() -> None:
         plan_memory(options, LLAMA_8B, 16 * GIB, free=needed, num_graphs=20)
     assert "weights 16.00" in str(error.value)
     fixed = int(str(error.value).split("max_num_batched_tokens to ")[1].split(";")[0])
-    smaller = EngineConfig(
-        max_num_seqs=256, max_num_batched_tokens=fixed, max_model_len=8192, memory_fraction=1.0
-    )
+    smaller = replace(options, max_num_batched_tokens=fixed)
     assert plan_memory(smaller, LLAMA_8B, 16 * GIB, free=needed, num_graphs=20).cache.max_model_len == 8192
     with pytest.raises(CacheMemoryError):
         plan_memory(

@@ -1,5 +1,6 @@
 """Models and options that a device cannot serve: numbers and a next step in every message. No GPU needed."""
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -72,30 +73,51 @@ def test_weights_alone_are_too_large() -> None:
     seqs=st.integers(1, 512),
     tokens=st.integers(512, 2**17),
     length=st.integers(64, 8192),
+    fraction=st.floats(0.1, 1),
     short=st.floats(0.001, 1),
 )
-def test_every_fix_that_is_named_helps(seqs: int, tokens: int, length: int, short: float) -> None:
+def test_every_fix_that_is_named_helps(
+    seqs: int, tokens: int, length: int, fraction: float, short: float
+) -> None:
     """Between no room for anything but the weights and just not enough."""
     assume(tokens >= seqs)
     options = EngineConfig(
-        max_num_seqs=seqs, max_num_batched_tokens=tokens, max_model_len=length, memory_fraction=1.0
+        max_num_seqs=seqs, max_num_batched_tokens=tokens, max_model_len=length, memory_fraction=fraction
     )
     weights = 16 * GIB
     enough = plan_memory(options, LLAMA_8B, weights, free=2**50, num_graphs=8)
-    needed = sum(enough.uses.values()) + page_bytes(LLAMA_8B) * -(-length // BLOCK_SIZE)
+    cache = page_bytes(LLAMA_8B) * -(-length // BLOCK_SIZE)
+    needed = sum(enough.uses.values()) + math.ceil(cache / fraction)
     free = weights + int((needed - weights) * (1 - short))
-    with pytest.raises(DeviceMemoryError) as error:
+    with pytest.raises((DeviceMemoryError, CacheMemoryError)) as error:
         plan_memory(options, LLAMA_8B, weights, free=free, num_graphs=8)
-    fixes = re.findall(r"set (\w+) to (\d+)", str(error.value))
+    message = str(error.value)
+    said = message.rpartition(": ")[2] if error.type is DeviceMemoryError else message.split("; ")[2]
+    fixes = re.split("; or |, or ", said.partition(". Of")[0])
     assert len(fixes) <= 2
-    for name, value in fixes:
-        plan_memory(replace(options, **{name: int(value)}), LLAMA_8B, weights, free=free, num_graphs=8)
+    for fix in fixes:
+        changes = re.findall(r"(\w+) to (?:at most )?([\d.]+)", fix)
+        changed = {name: float(value) if "." in value else int(value) for name, value in changes}
+        if not changed:  # another model or device: rightly only where the least there is does not fit
+            changed = {"max_num_seqs": 1, "max_num_batched_tokens": 1, "max_model_len": BLOCK_SIZE}
+            with pytest.raises((DeviceMemoryError, CacheMemoryError)):
+                plan_memory(replace(options, **changed), LLAMA_8B, weights, free=free, num_graphs=8)
+            continue
+        plan_memory(replace(options, **changed), LLAMA_8B, weights, free=free, num_graphs=8)
+
+
+def test_all_sizes_together_where_none_alone_is_enough() -> None:
+    options = EngineConfig(max_num_seqs=256, max_num_batched_tokens=65536, max_model_len=8192)
+    expected = "set max_num_seqs to 64, max_num_batched_tokens to 16384, max_model_len to 2048$"
+    with pytest.raises(DeviceMemoryError, match=expected):
+        plan_memory(options, LLAMA_8B, 16 * GIB, free=19 * GIB, num_graphs=20)
 
 
 def test_no_memory_left_for_the_cache_shows_where_it_went() -> None:
     options = EngineConfig(max_model_len=8192, memory_fraction=0.1)
     with pytest.raises(
-        CacheMemoryError, match=r"raise memory_fraction.*Of 20\.00 GiB free .*: weights 16\.00, "
+        CacheMemoryError,
+        match=r"raise memory_fraction to 0\.\d+, or set.*Of 20\.00 GiB free .*: weights 16\.00, ",
     ):
         plan_memory(options, LLAMA_8B, 16 * GIB, free=20 * GIB, num_graphs=4)
 
@@ -214,8 +236,5 @@ def test_context_longer_than_the_cache() -> None:
 
 
 def test_context_asked_for_and_longer_than_the_cache() -> None:
-    options = EngineConfig(max_model_len=4096, kv_tokens=1024, memory_fraction=1.0)
-    with pytest.raises(
-        CacheMemoryError, match=r"4096 tokens needs 64 blocks.*kv_tokens is 1024.*raise kv_tokens"
-    ):
-        plan_memory(options, LLAMA_8B, 0, free=40 * GIB, num_graphs=4)
+    with pytest.raises(EngineConfigError, match="kv_tokens is 1024, max_model_len 4096: the cache must hold"):
+        EngineConfig(max_model_len=4096, kv_tokens=1024)

@@ -1,5 +1,6 @@
 """Engine options, and how much KV cache they amount to on this machine."""
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -79,6 +80,11 @@ class EngineConfig:
                 f"max_num_batched_tokens is {self.max_num_batched_tokens}, max_num_seqs {self.max_num_seqs}: "
                 "a step must have room for one token of every sequence"
             )
+        if self.kv_tokens and blocks_for(self.kv_tokens) < blocks_for(self.max_model_len or 1):
+            raise EngineConfigError(
+                f"kv_tokens is {self.kv_tokens}, max_model_len {self.max_model_len}: the cache must hold one "
+                "sequence"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +118,7 @@ def plan_cache(
     num_blocks = min(wanted, affordable)
     capacity = num_blocks * BLOCK_SIZE
     if capacity < (config.max_model_len or MIN_MODEL_LEN):
-        raise CacheMemoryError(_arithmetic(wanted_len, bytes_per_block, available_bytes, config, capacity))
+        raise CacheMemoryError(_arithmetic(bytes_per_block, available_bytes, config, capacity))
     notes = []
     if config.kv_tokens is not None and affordable < wanted:
         notes.append(
@@ -124,17 +130,21 @@ def plan_cache(
     return CachePlan(num_blocks, min(wanted_len, capacity), tuple(notes))
 
 
-def _arithmetic(
-    wanted_len: int, bytes_per_block: int, available_bytes: int, config: EngineConfig, capacity: int
-) -> str:
-    needed = blocks_for(wanted_len)
-    limit = "" if config.kv_tokens is None else f" and kv_tokens is {config.kv_tokens}"
-    fix = "raise memory_fraction" if config.kv_tokens is None else "raise kv_tokens or memory_fraction"
+def _arithmetic(bytes_per_block: int, available_bytes: int, config: EngineConfig, capacity: int) -> str:
+    length = config.max_model_len or MIN_MODEL_LEN
+    blocks = blocks_for(length)
+    needed = blocks * bytes_per_block
+    fixes = []
+    if needed <= available_bytes:
+        enough = math.ceil(1000 * needed / available_bytes) / 1000
+        fixes.append(f"raise memory_fraction to {enough:g}")
+    if capacity >= MIN_MODEL_LEN:
+        fixes.append(f"set max_model_len to at most {capacity}")
     return (
-        f"one sequence of {wanted_len} tokens needs {needed} blocks x {bytes_per_block} bytes = "
-        f"{_mib(needed * bytes_per_block)}; the cache may take {config.memory_fraction:.0%} of "
-        f"{_mib(available_bytes)} available = {_mib(int(available_bytes * config.memory_fraction))}{limit}, "
-        f"which holds {capacity} tokens; {fix}, or set max_model_len to at most {capacity}"
+        f"one sequence of {length} tokens needs {blocks} blocks x {bytes_per_block} bytes = {_mib(needed)}; "
+        f"the cache may take {config.memory_fraction:.0%} of {_mib(available_bytes)} available = "
+        f"{_mib(int(available_bytes * config.memory_fraction))}, which holds {capacity} tokens; "
+        f"{', or '.join(fixes) or 'free memory, or take a smaller model'}"
     )
 
 

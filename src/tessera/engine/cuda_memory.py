@@ -1,7 +1,7 @@
 """Device memory planned before anything is loaded, as a table whose rows add up."""
 
+import math
 from dataclasses import dataclass
-from math import prod
 from typing import Final
 
 from tessera.engine.block_pool import BLOCK_SIZE, blocks_for
@@ -43,7 +43,7 @@ def page_bytes(config: ModelConfig, kv: Chain = A16) -> int:
 def held_bytes(tile: Qtile) -> int:
     """Bytes of a tensor on the device: plain floats are held in 16 bits, codes packed for kernels."""
     if tile.chain.is_plain:
-        return prod(tile.shape) * 2
+        return math.prod(tile.shape) * 2
     return packed_bytes(tile) if layout_of(tile.chain) else tile.bytes
 
 
@@ -87,28 +87,44 @@ def _arithmetic(
     total = " + ".join(f"{name} {size / 2**30:.2f}" for name, size in uses.items())
     length = options.max_model_len or 1
     cache = page_bytes(config) * blocks_for(length)
-    missing = cache - left
-    saved = _savings(options, config, missing)
+    share = options.memory_fraction
+    limit = f", of what the rest leaves the cache may take {share:.0%}" if share < 1 else ""
+    saved = _savings(options, config, left)
     fixes = "; or ".join(saved[:2]) or "take a quantized model, or a device with more memory"
     return (
         f"{total} + KV cache of one sequence of {length} tokens {cache / 2**30:.2f} GiB exceed the "
-        f"{free / 2**30:.2f} GiB free by {missing / 2**30:.2f}: {fixes}"
+        f"{free / 2**30:.2f} GiB free by {(cache - left) / 2**30:.2f}{limit}: {fixes}"
     )
 
 
-def _savings(options: EngineConfig, config: ModelConfig, missing: int) -> list[str]:
-    """Options that alone would free `missing` bytes, the smallest change first."""
-    found = []
+def _savings(options: EngineConfig, config: ModelConfig, left: int) -> list[str]:
+    """Changes each of which would do where `left` bytes are left for the cache, the smallest first."""
+    seqs, tokens, length = options.max_num_seqs, options.max_num_batched_tokens, options.max_model_len or 1
     per_token = step_bytes(config, 1, 0)
-    tokens = options.max_num_batched_tokens - -(-missing // per_token)
-    if tokens >= options.max_num_seqs:
-        found.append((tokens / options.max_num_batched_tokens, f"set max_num_batched_tokens to {tokens}"))
-    per_row = 2 * step_bytes(config, 0, 1) + step_bytes(config, 1, 0)
-    seqs = options.max_num_seqs - -(-missing // per_row)
-    if seqs >= 1:
-        found.append((seqs / options.max_num_seqs, f"set max_num_seqs to {seqs}"))
-    length = options.max_model_len or 0
-    shorter = length - -(-missing // page_bytes(config)) * BLOCK_SIZE
+    per_row = 2 * step_bytes(config, 0, 1) + per_token
+
+    def cache(length: int) -> int:
+        """What must be left, so that the share the cache may take holds one sequence."""
+        return math.ceil(page_bytes(config) * blocks_for(length) / options.memory_fraction)
+
+    missing = cache(length) - left
+    found = []
+    fewer_tokens = tokens - -(-missing // per_token)
+    if fewer_tokens >= seqs:
+        found.append((fewer_tokens / tokens, f"set max_num_batched_tokens to {fewer_tokens}"))
+    fewer_seqs = seqs - -(-missing // per_row)
+    if fewer_seqs >= 1:
+        found.append((fewer_seqs / seqs, f"set max_num_seqs to {fewer_seqs}"))
+    shorter = int(left * options.memory_fraction) // page_bytes(config) * BLOCK_SIZE
     if shorter > 0:
         found.append((shorter / length, f"set max_model_len to {shorter}"))
-    return [text for _, text in sorted(found, reverse=True)]
+    if found:
+        return [text for _, text in sorted(found, reverse=True)]
+    for halvings in range(1, max(tokens, length).bit_length()):  # none alone: all of them
+        s = max(1, seqs >> halvings)
+        t = max(s, tokens >> halvings)
+        n = min(length, max(BLOCK_SIZE, length >> halvings))
+        if (seqs - s) * per_row + (tokens - t) * per_token + cache(length) - cache(n) >= missing:
+            shorter_too = f", max_model_len to {n}" if n < length else ""
+            return [f"set max_num_seqs to {s}, max_num_batched_tokens to {t}{shorter_too}"]
+    return []
