@@ -197,11 +197,16 @@ def _cache() -> Check:
     """Where compiled kernels are kept."""
     from tessera.kernels.jit.cache import default_root
 
-    root = default_root()
+    try:
+        root = default_root()
+    except TesseraError as error:
+        return Check("cache", "warn", str(error))
     place = next(p for p in (root, *root.parents) if p.exists())
     if not os.access(place, os.W_OK | os.X_OK):
         hint = "set TESSERA_CACHE_DIR to a writable directory"
-        return Check("cache", "warn", f"{root} is not writable: kernels are compiled at every start", hint)
+        return Check(
+            "cache", "warn", f"{root} is not writable: what it lacks is compiled anew by each process", hint
+        )
     entries = [entry for entry in root.glob("[0-9a-f]*/*") if entry.is_file()]
     kernels = sum(entry.name == "meta.json" for entry in entries)
     size = console.format_bytes(sum(entry.stat().st_size for entry in entries))

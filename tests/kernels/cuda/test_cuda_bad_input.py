@@ -268,6 +268,51 @@ def test_unwritable_cache_falls_back_once(unwritable: Path, caplog: pytest.LogCa
     assert stores[1].get(KEY, "a") == path
 
 
+def test_what_a_read_only_cache_holds_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in an image whose kernels were compiled when it was built."""
+    shipped = ArtifactCache(tmp_path)
+    shipped.get_or_build(KEY, "a", lambda p: p.write_text("shipped") and None)
+
+    def read_only(dir: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", read_only)
+    store = ArtifactCache(tmp_path)
+    assert store.root != tmp_path and "what it lacks is compiled into" in caplog.text
+    assert store.get_or_build(KEY, "a", lambda _: pytest.fail("compiled again")).read_text() == "shipped"
+    new = store.get_or_build("cd" * 20, "a", lambda p: p.write_text("new") and None)
+    assert new.is_relative_to(store.root) and not list(tmp_path.glob("cdcd*"))
+    (tmp_path / KEY / "a").write_text("damaged")
+    assert store.get_or_build(KEY, "a", lambda p: p.write_text("again") and None).read_text() == "again"
+    cache._fallback.cache_clear()
+
+
+def test_full_disk(tmp_path: Path) -> None:
+    def fill(path: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(
+        KernelCacheError, match=rf"written to {tmp_path} \(.*No space left.*set TESSERA_CACHE"
+    ):
+        ArtifactCache(tmp_path).get_or_build(KEY, "a", fill)
+    assert not list(tmp_path.glob(f"*{KEY}*/"))
+
+
+def test_no_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user id that no account has, as some container platforms give."""
+
+    def home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("TESSERA_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", home)
+    with pytest.raises(KernelCacheError, match=r"home directory\. Set TESSERA_CACHE_DIR"):
+        ArtifactCache()
+
+
 def test_nowhere_to_write(unwritable: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(unwritable))
     with pytest.raises(KernelCacheError, match=r"neither to .*file/cache .* nor .*: set TESSERA_CACHE_DIR"):
@@ -319,6 +364,9 @@ def test_entry_cut_short_is_built_again(tmp_path: Path, caplog: pytest.LogCaptur
     os.truncate(path, 2)
     assert store.get(KEY, "a") is None
     assert "corrupt: rebuilding" in caplog.text
+    for damaged in ("", "[]", "{}", "null"):
+        path.with_name("meta.json").write_text(damaged)
+        assert store.get(KEY, "a") is None
     assert store.get_or_build(KEY, "a", lambda p: p.write_bytes(b"whole") and None).read_bytes() == b"whole"
 
 

@@ -27,10 +27,18 @@ _INCLUDE = re.compile(rb'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 
 
 def default_root() -> Path:
-    """`TESSERA_CACHE_DIR`, else `$XDG_CACHE_HOME/tessera`, else `~/.cache/tessera`."""
+    """`TESSERA_CACHE_DIR`, else `$XDG_CACHE_HOME/tessera`, else `~/.cache/tessera`.
+
+    Raises KernelCacheError where none of them is set and there is no home directory.
+    """
     if explicit := os.environ.get("TESSERA_CACHE_DIR"):
         return Path(explicit)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tessera"
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tessera"
+    except RuntimeError as error:
+        raise KernelCacheError(
+            f"{error} Set TESSERA_CACHE_DIR to where compiled kernels are to be"
+        ) from error
 
 
 def digest(*parts: str | bytes) -> str:
@@ -67,12 +75,14 @@ def closure(source: bytes, include_dirs: Iterable[Path]) -> dict[str, bytes]:
 class ArtifactCache:
     """Directory of compiled artifacts addressed by key.
 
-    Falls back to a private temporary directory, with one log line, where `root` cannot be written.
-    Raises KernelCacheError where no temporary directory can be written either.
+    Where `root` cannot be written, what it holds is used, and the rest goes to a private temporary directory,
+    with one log line. Raises KernelCacheError where no temporary directory can be written either.
     """
 
     def __init__(self, root: Path | None = None) -> None:
-        self.root = self._writable(root or default_root())
+        wanted = root or default_root()
+        self.root = self._writable(wanted)
+        self._read = tuple(dict.fromkeys((wanted, self.root)))
 
     @staticmethod
     def _writable(root: Path) -> Path:
@@ -86,25 +96,25 @@ class ArtifactCache:
 
     def get(self, key: str, name: str) -> Path | None:
         """Path of a whole, uncorrupted artifact, or None."""
-        entry = self.root / key
-        artifact = entry / name
-        try:
-            meta = json.loads((entry / "meta.json").read_text())
-            data = artifact.read_bytes()
-        except (OSError, ValueError):
-            return None
-        if meta.get("sha256") != hashlib.sha256(data).hexdigest():
-            log.warning("kernel cache entry %s is corrupt: rebuilding it", entry)
-            return None
-        return artifact
+        return next((path for root in self._read if (path := _whole(root / key, name))), None)
 
     def get_or_build(self, key: str, name: str, build: Callable[[Path], None], note: str = "") -> Path:
         """Path of the artifact, built by `build(path)` if it is not there. Safe across threads and processes.
 
         `build` writes the artifact to the path it is given and raises on failure; nothing is kept then.
+        Raises KernelCacheError where the artifact cannot be written.
         """
         if found := self.get(key, name):
             return found
+        try:
+            return self._build(key, name, build, note)
+        except OSError as error:
+            raise KernelCacheError(
+                f"compiled kernels cannot be written to {self.root} ({error}): make room there, or set "
+                "TESSERA_CACHE_DIR to another directory"
+            ) from error
+
+    def _build(self, key: str, name: str, build: Callable[[Path], None], note: str) -> Path:
         with self._lock(key):
             if found := self.get(key, name):
                 return found
@@ -138,6 +148,19 @@ class ArtifactCache:
                 fcntl.flock(handle, fcntl.LOCK_UN)
 
 
+def _whole(entry: Path, name: str) -> Path | None:
+    artifact = entry / name
+    try:
+        expected = json.loads((entry / "meta.json").read_text())["sha256"]
+        data = artifact.read_bytes()
+    except (OSError, ValueError, KeyError, TypeError):  # not there, or its description is damaged
+        return None
+    if expected != hashlib.sha256(data).hexdigest():
+        log.warning("kernel cache entry %s is corrupt: rebuilding it", entry)
+        return None
+    return artifact
+
+
 @cache
 def _fallback(root: Path, reason: str) -> Path:
     """A directory in place of `root`, the same one each time, that goes when the process ends."""
@@ -150,7 +173,7 @@ def _fallback(root: Path, reason: str) -> Path:
         ) from error
     atexit.register(shutil.rmtree, fallback, ignore_errors=True)
     log.warning(
-        "kernel cache %s is not writable (%s): compiling into %s for this process only; "
+        "kernel cache %s is not writable (%s): what it lacks is compiled into %s for this process only; "
         "set TESSERA_CACHE_DIR to a writable directory to keep kernels between runs",
         root,
         reason,

@@ -4,7 +4,7 @@ from tessera.errors import TesseraError
 
 
 class KernelCacheError(TesseraError):
-    """There is no directory at all that compiled kernels could be written to."""
+    """Compiled kernels cannot be written: no directory takes them, or its disk is full."""
 
 
 class NoCompilerError(TesseraError):

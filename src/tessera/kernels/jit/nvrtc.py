@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -128,6 +128,7 @@ def compile_kernel(inst: Instantiation, cache_: ArtifactCache | None = None) -> 
         *_OPTIONS,
         *inst.options,
         _compiler_id(),
+        *(fact.name for fact in fields(CompiledKernel)),  # what `from_bytes` reads back
     ]
     for name, text in headers.items():
         parts += [name, text]
