@@ -1,25 +1,10 @@
 // Results of paged_decode: the warps of a block put together, and blocks that share a (sequence, KV head) pair.
 #pragma once
 #include "attention/decode_warp.cuh"
+#include "common/cut.cuh"
 #include "common/sync.cuh"
 
 namespace tessera {
-
-// Units cut into pieces of `least` units, the first `longer` of them of one more.
-struct Cut {
-  int pieces, least, longer;
-  TESSERA_DEVICE static Cut of(int units, int most) {
-    const u32 pieces = max(1, min(units, most)), least = static_cast<u32>(units) / pieces;
-    return {static_cast<int>(pieces), static_cast<int>(least), units - static_cast<int>(least * pieces)};
-  }
-  // First unit of a piece, and the piece that holds a unit.
-  TESSERA_DEVICE int start(int piece) const { return piece * least + min(piece, longer); }
-  TESSERA_DEVICE int piece_of(int unit) const {
-    const int rest = unit - longer * (least + 1);
-    return rest < 0 ? static_cast<u32>(unit) / static_cast<u32>(least + 1)
-                    : longer + static_cast<u32>(rest) / static_cast<u32>(least);
-  }
-};
 
 // The four warps' results in shared memory: merge[warp][head][kRow] and after it (max, sum) [warp][head].
 template <class D>

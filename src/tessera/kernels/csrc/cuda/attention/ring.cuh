@@ -1,55 +1,9 @@
 // A ring of shared-memory stages that one producer warp fills with parts of pages and several warps read.
 #pragma once
-#include "common/async_copy.cuh"
-#include "common/bulk.cuh"
-#include "common/mbarrier.cuh"
+#include "common/ring.cuh"
 #include "common/types.cuh"
 
 namespace tessera {
-
-#if __CUDA_ARCH__ >= 900 && !defined(TESSERA_NO_BULK_COPY)
-constexpr bool kBulkCopy = true;
-#else
-constexpr bool kBulkCopy = false;  // sm_80: the producer's lanes copy with cp.async
-#endif
-
-// One lane arrives for its warp, after __syncwarp. compute-sanitizer's racecheck does not follow that; for it every
-// lane arrives for itself.
-#ifdef TESSERA_RACECHECK
-constexpr int kArrivals = kWarp;
-#else
-constexpr int kArrivals = 1;
-#endif
-
-// mbarrier.test_wait.parity, sm_80
-TESSERA_DEVICE void await_phase(u32 barrier, u32 parity) {
-#if __CUDA_ARCH__ >= 900
-  mbarrier_wait(barrier, parity);
-#else
-  u32 done = 0;
-  while (!done)
-    asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.b32 %0, 1, 0, p; }"
-                 : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
-#endif
-}
-
-// cp.async.mbarrier.arrive.noinc, sm_80: arrives once this thread's earlier cp.async have landed.
-TESSERA_DEVICE void cp_async_arrive(u32 barrier) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" :: "r"(barrier) : "memory");
-}
-
-// Where a side of the ring stands. Both sides step through the stages in the same order.
-template <int kStages>
-struct RingPosition {
-  int stage = 0;
-  u32 phase = 0;
-  TESSERA_DEVICE void step() {
-    if (++stage == kStages) {
-      stage = 0;
-      phase ^= 1;
-    }
-  }
-};
 
 // Shared memory of a ring: kStages stages of kStageBytes (panels of kPanelBytes), then a full and an empty barrier for
 // each. With kOnce nobody reads the bytes again, and L2 gives them up first.
