@@ -15,6 +15,7 @@ from tessera.kernels.jit.nvrtc import Instantiation
 FAMILIES = (
     "tessera.kernels.cuda.check_templates",
     "tessera.kernels.cuda.op_templates",
+    "tessera.kernels.cuda.gemm.small_templates",
     "tessera.kernels.cuda.gemm.wide_templates",
 )
 

@@ -4,6 +4,7 @@ A launch takes the longer of moving its bytes and of the busiest SM's steps, and
 has to rank variants, not to predict microseconds. Shapes measured on a device (`measured.py`) follow that.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -15,12 +16,12 @@ from torch import Tensor
 from tessera.kernels.cuda import driver
 from tessera.kernels.cuda.device import FAMILIES as FAMILY_ARCHS
 from tessera.kernels.cuda.device import DeviceInfo
-from tessera.kernels.cuda.gemm import wide
+from tessera.kernels.cuda.gemm import small, wide
 from tessera.kernels.cuda.gemm.measured import MEASURED
 from tessera.kernels.cuda.gemm.scratch import Scratch
 from tessera.kernels.cuda.gemm.weights import ROWS, Format, PackedWeights
 from tessera.kernels.cuda.launch import Kernel
-from tessera.kernels.cuda.tiled_rows import STEP
+from tessera.kernels.cuda.tiled_rows import ATOM, STEP
 from tessera.kernels.types import TiledRows
 
 BUCKETS: Final = (
@@ -101,6 +102,20 @@ def wide_us(variant: wide.Variant, product: Product, machine: Machine) -> float:
     return 5.3 + max((steps * step + ends) / machine.clock, product.nbytes / machine.bytes_us)
 
 
+def small_us(variant: small.Variant, product: Product, machine: Machine) -> float:
+    """Clocks of the busiest block or of the memory, and about what a launch costs in a graph. Infinite where
+    the ring of this variant does not fit.
+    """
+    if variant.stages(product.form, small.smem_limit()) < 2:
+        return math.inf
+    n, k, sms = product.n, product.k, machine.sms
+    tokens = -(-product.tokens // ATOM) * ATOM
+    blocks = small.grid(n, k, tokens, sms, variant, product.form)
+    units = -(-tokens // variant.tokens) * -(-n // variant.rows) * product.steps
+    clocks = small.clocks(units, product.steps, blocks, sms, variant, product.form)
+    return 1.5 + max(0.9 * clocks / machine.clock, product.nbytes / machine.bytes_us)
+
+
 def _overlapped(a: float, b: float) -> float:
     """A little above the larger of two times that hide each other."""
     return float((a**4 + b**4) ** 0.25)
@@ -113,7 +128,9 @@ WIDE: Final = Family(
     launch=wide.launch,
     cost_us=wide_us,
 )
-FAMILIES: Final = (WIDE,)
+SMALL: Final = Family(FAMILY_ARCHS["sm80"], small.ANYWHERE, small.instance, small.launch, small_us)
+SMALL_HOPPER: Final = Family(FAMILY_ARCHS["sm90"], small.VARIANTS, small.instance, small.launch, small_us)
+FAMILIES: Final = (WIDE, SMALL, SMALL_HOPPER)
 
 
 @cache
