@@ -114,6 +114,7 @@ def smem_limit() -> int:
 # Measured on an H200: bytes a clock, and clocks.
 _STREAM: Final = 19  # from memory into one SM at most
 _SHARE: Final = 17  # from memory into each of all SMs
+_HALF: Final = 0.94  # of that with half the ring
 _INTO: Final = 26  # from L2 into each of all SMs
 _UNIT: Final = (90, 5.2)  # a step of 64 rows: fixed, and for each token
 _CUT: Final = (2000, 1.1)  # to put cut tiles together: fixed, and for each sum of a tile
@@ -128,7 +129,8 @@ def clocks(units: int, steps: int, blocks: int, sms: int, variant: Variant, weig
     most = -(-units // blocks)
     ahead = min(most, variant.stages(weights, WHOLE_SM) * variant.slices) if 2 * blocks <= sms else 0
     busiest = ahead * unit + (most - ahead) * max(unit, weight_bytes / _STREAM)
-    from_memory = units * weight_bytes / (_SHARE * sms)
+    share = _SHARE if variant.smem == WHOLE_SM else _SHARE * _HALF
+    from_memory = units * weight_bytes / (share * sms)
     from_l2 = units * (weight_bytes + variant.tokens * STEP) / (_INTO * sms)
     ends = _CUT[0] + _CUT[1] * variant.rows * variant.tokens if cuts(units, steps, blocks) else 0
     return max(busiest, from_memory, from_l2) + ends
