@@ -149,9 +149,41 @@ def test_fakes_of_a_gpu_need_none() -> None:
     assert (row_sum.shape, row_sum.dtype) == ((9,), torch.int32)
 
 
-def test_what_does_not_fit_is_refused() -> None:
-    x = rand("cpu", 4, 64)
+@pytest.mark.parametrize("device", DEVICES)
+def test_what_does_not_fit_is_refused(device: str) -> None:
+    ops = torch.ops.tessera
+    x, weight = rand(device, 4, 64), rand(device, 64)
     with pytest.raises(KernelArgumentError, match="residual"):
-        torch.ops.tessera.add_rms_norm(x, x[:2].clone(), x[0].clone(), EPS)
+        ops.add_rms_norm(x, x[:2].clone(), weight, EPS)
+    for wrong in (weight[:56].clone(), weight[:1].clone(), weight[None]):
+        with pytest.raises(KernelArgumentError, match=r"weight is \[.*\], wanted \[64\]"):
+            ops.rms_norm(x, wrong, EPS)
+    with pytest.raises(NoKernelError, match="int32"):
+        ops.rms_norm(x.int(), weight, EPS)
+    step = list(attention_step(device, 0, 70))
+    for index in range(4, 9):  # positions, slot_mapping, cu_seqlens, context_lens, block_tables
+        with pytest.raises(KernelArgumentError):
+            ops.paged_attention(*step[:index], step[index][:-1], *step[index + 1 :])
+    with pytest.raises(KernelArgumentError, match="cache"):
+        ops.paged_attention(step[0], step[1][:, :1].contiguous(), *step[2:])
+    with pytest.raises(NoKernelError, match="int32"):
+        ops.paged_attention(step[0].int(), *step[1:])
+    with pytest.raises(KernelArgumentError, match="0 heads"):
+        ops.paged_attention(*step[:9], 0, *step[10:])
+
+
+def test_caches_that_make_no_sense() -> None:
+    qkv = rand("cpu", 4, 512)
+    for pages, heads, kv_heads in ((-1, 4, 2), (1, 5, 2), (1, 0, 2), (1, 4, 0)):
+        with pytest.raises(KernelArgumentError, match="heads"):
+            custom_ops.paged_cache(pages, qkv, heads, kv_heads)
     with pytest.raises(NoKernelError, match="kind 'meta'"):
-        custom_ops.paged_cache(1, x.to("meta"), 1, 1)
+        custom_ops.paged_cache(1, qkv.to("meta"), 4, 2)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_weight_may_change_between_calls(device: str) -> None:
+    x, weight = rand(device, 4, 64), torch.ones(64, device=device)
+    once = torch.ops.tessera.rms_norm(x, weight, EPS)
+    weight *= 2
+    assert torch.equal(torch.ops.tessera.rms_norm(x, weight, EPS), 2 * once)

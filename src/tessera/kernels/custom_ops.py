@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.library import custom_op
 
 from tessera.kernels.cuda.tiled_rows import untile_rows
+from tessera.kernels.errors import KernelArgumentError, NoKernelError
 from tessera.kernels.ops import (
     ATTENTION,
     NORM,
@@ -106,6 +107,9 @@ def paged_attention(
 
     qkv [T, (num_heads + 2 num_kv_heads) D]; cos and sin float32 [positions, D / 2]; `cache` is what
     `paged_cache` gives; the rest is `AttentionMetadata`. Returns [T, num_heads D].
+
+    On CUDA positions, slots and tables are read by the device alone, so that what they hold is not checked; and
+    calls share one workspace a device, so that they must follow one another on one stream.
     """
     with _on(qkv):
         bound = _attention(qkv, num_heads, num_kv_heads, cos, sin)
@@ -118,9 +122,15 @@ def paged_attention(
 def paged_cache(num_pages: int, qkv: Tensor, num_heads: int, num_kv_heads: int) -> Tensor:
     """A cache of `num_pages` pages of 64 tokens for one layer whose steps look like `qkv`, in its type.
 
-    Raises NoKernelError.
+    Raises NoKernelError, KernelArgumentError.
     """
-    head_dim = qkv.shape[-1] // (num_heads + 2 * num_kv_heads)
+    _check_heads(num_heads, num_kv_heads)
+    head_dim, rest = divmod(qkv.shape[-1], num_heads + 2 * num_kv_heads)
+    if rest or num_pages < 0:
+        raise KernelArgumentError(
+            f"paged_cache: {num_pages} pages for qkv {list(qkv.shape)}, {num_heads} heads and {num_kv_heads} "
+            "KV heads: pages are not negative, and columns a multiple of heads + 2 KV heads"
+        )
     table = torch.ones(1, head_dim // 2, device=qkv.device)
     with _on(qkv):
         return _attention(qkv, num_heads, num_kv_heads, table, table).allocate(num_pages)
@@ -161,19 +171,31 @@ def _attention_kernel(problem: AttentionProblem) -> AttentionKernel:
 
 
 def _attention(qkv: Tensor, num_heads: int, num_kv_heads: int, cos: Tensor, sin: Tensor) -> BoundAttention:
+    _check_heads(num_heads, num_kv_heads)
+    if qkv.dtype not in FLOATS:
+        raise NoKernelError(f"no attention kernel for {qkv.dtype}: known are {', '.join(map(str, FLOATS))}")
     kv = Chain(FLOATS[qkv.dtype])
     problem = AttentionProblem(
         device_at_hand(qkv.device.type), num_heads, num_kv_heads, 2 * cos.shape[-1], kv, qkv.dtype
     )
+    # What a kernel makes of a tensor of another type or device it keeps; the caller's may change meanwhile.
+    cos, sin = (table.to(qkv.device, torch.float32) for table in (cos, sin))
     return _attention_kernel(problem).bind(problem, cos, sin)
+
+
+def _check_heads(num_heads: int, num_kv_heads: int) -> None:
+    if num_heads < 1 or num_kv_heads < 1:
+        raise KernelArgumentError(f"paged_attention: {num_heads} heads, {num_kv_heads} KV heads: 1 or more")
 
 
 def _normalise(
     x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, quantize: bool
 ) -> tuple[Activation, Tensor]:
+    if weight.shape != x.shape[-1:]:
+        raise KernelArgumentError(f"rms_norm: weight is {list(weight.shape)}, wanted [{x.shape[-1]}]")
     with _on(x):
         problem = _rows_problem(x, x.shape[-1], quantize)
-        return _norm(problem).bind(problem, weight, eps)(x, residual)
+        return _norm(problem).bind(problem, weight.to(x.device, x.dtype), eps)(x, residual)
 
 
 def _floats(y: Activation) -> Tensor:

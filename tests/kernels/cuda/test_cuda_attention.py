@@ -1,18 +1,22 @@
 """Paged attention on the GPU against fp64 over K and V as stored."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 from cuda_case import DTYPES, EPSILON, GPU, metadata, poison_allocator, randn, relative_rms, shuffled_tables
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
 
 from tessera.kernels.cuda import attention
 from tessera.kernels.cuda.attention import BoundAttention, CudaAttention, Geometry, tiles_per_block
 from tessera.kernels.cuda.target import device
+from tessera.kernels.errors import KernelArgumentError
 from tessera.kernels.ops import AttentionProblem
 from tessera.kernels.registry import Device
+from tessera.kernels.types import AttentionMetadata
 from tessera.numerics.qtensor import FLOATS
 from tessera.numerics.rope import rotate
 from tessera.spec import Chain
@@ -104,6 +108,31 @@ def test_says_what_it_cannot_do() -> None:
     assert "17 query heads on 1" in verdict(17, 1, 128)
     assert "32 query heads on 5" in verdict(32, 5, 128)
     assert "not 16" in verdict(32, 8, 128, page=16)
+
+
+def test_refuses_tensors_that_do_not_fit() -> None:
+    """By shape and type alone, so that fakes of a device's tensors do."""
+
+    def fake(*shape: int, dtype: torch.dtype = torch.int32, device: str = "cuda") -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    with FakeTensorMode():
+        slots = fake(5, dtype=torch.int64)
+        good = AttentionMetadata(fake(5), slots, fake(3), fake(2), fake(2, 7), 4, 9)
+        attention._check_metadata("k", good, 5)
+        apart = torch.empty_strided((5,), (2,), dtype=torch.int64, device="cuda")
+        for wrong in (
+            {"positions": fake(4)}, {"positions": slots}, {"slot_mapping": apart}, {"cu_seqlens": fake(2)},
+            {"block_tables": fake(1, 7)}, {"block_tables": fake(2)}, {"context_lens": fake(2, device="cpu")},
+        ):  # fmt: skip
+            (name,) = wrong
+            with pytest.raises(KernelArgumentError, match=f"k: {name} must be"):
+                attention._check_metadata("k", replace(good, **wrong), 5)
+        page = (2, 2, 1, 64, 64)
+        attention._check_cache("k", fake(3, *page, dtype=torch.float16), page, torch.float16)
+        for bad in (fake(3, 1, *page[1:], dtype=torch.float16), fake(3, *page), fake(3, *page, device="cpu")):
+            with pytest.raises(KernelArgumentError, match="k: cache must be what"):
+                attention._check_cache("k", bad, page, torch.float16)
 
 
 class TestOnDevice:

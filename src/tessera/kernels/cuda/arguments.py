@@ -26,18 +26,26 @@ def runs_on(family: str, dtype: torch.dtype, device: Device, wanted: torch.dtype
     return YES if wanted == dtype else no(f"computes in {SHORT_NAMES[dtype]}, not {wanted}")
 
 
-def check_rows(kernel_id: str, name: str, x: Tensor, width: int, dtype: torch.dtype) -> None:
-    """Raises KernelArgumentError unless `x` is contiguous, aligned [T, width] of `dtype` on CUDA."""
+def check_rows(
+    kernel_id: str, name: str, x: Tensor, width: int, dtype: torch.dtype, rows: int | None = None
+) -> None:
+    """Raises KernelArgumentError unless `x` is contiguous, aligned [T, width] of `dtype` on CUDA.
+
+    T is `rows` where that is given.
+    """
     if not (
         x.ndim == 2
         and x.shape[1] == width
+        and (rows is None or x.shape[0] == rows)
         and x.dtype == dtype
         and x.is_cuda
         and x.is_contiguous()
         and x.data_ptr() % 16 == 0
     ):
+        count = "T" if rows is None else rows
         raise KernelArgumentError(
-            f"{kernel_id}: {name} must be contiguous {dtype} [T, {width}] on a CUDA device, 16-byte aligned; "
+            f"{kernel_id}: {name} must be contiguous {dtype} [{count}, {width}] on a CUDA device, 16-byte "
+            "aligned; "
             f"got {x.dtype} {tuple(x.shape)} on {x.device}, strides {x.stride()}, address {x.data_ptr():#x}"
         )
 

@@ -174,20 +174,25 @@ class BoundAttention:
     def bytes_per_page(self) -> int:
         return self.problem.num_kv_heads * 2 * PAGE_SIZE * self.problem.head_dim * self.problem.dtype.itemsize
 
+    @property
+    def page_shape(self) -> tuple[int, ...]:
+        """(KV heads, 2 (K, V), D / 64, 64 slots, 64)."""
+        return self.problem.num_kv_heads, 2, self.problem.head_dim // 64, PAGE_SIZE, 64
+
     def allocate(self, num_pages: int) -> Tensor:
         """[num_pages, KV heads, 2 (K, V), D / 64, 64 slots, 64]: a slice a page and KV head. Uninitialised.
 
         Within a row of 64 elements 16-byte chunk c lies at c ^ (slot % 8).
         """
-        shape = (num_pages, self.problem.num_kv_heads, 2, self.problem.head_dim // 64, PAGE_SIZE, 64)
-        return torch.empty(shape, dtype=self.problem.dtype, device="cuda")
+        return torch.empty((num_pages, *self.page_shape), dtype=self.problem.dtype, device="cuda")
 
     def __call__(self, qkv: Tensor, cache: Tensor, meta: AttentionMetadata) -> Tensor:
         """Rows of sequences with an empty context (padding) come out as zeros. Raises KernelArgumentError."""
         runs[self.kernel_id] += 1
         p = self.problem
         check_rows(self.kernel_id, "qkv", qkv, (p.num_heads + 2 * p.num_kv_heads) * p.head_dim, p.dtype)
-        _check_metadata(self.kernel_id, meta)
+        _check_metadata(self.kernel_id, meta, len(qkv))
+        _check_cache(self.kernel_id, cache, self.page_shape, p.dtype)
         return self.attend(self.rotate_and_append(qkv, cache, meta), cache, meta)
 
     def rotate_and_append(self, qkv: Tensor, cache: Tensor, meta: AttentionMetadata) -> Tensor:
@@ -242,21 +247,32 @@ class BoundAttention:
         return workspace(device.current().index, blocks, self.geometry.workspace_floats(blocks))
 
 
-def _check_metadata(kernel_id: str, meta: AttentionMetadata) -> None:
+def _check_metadata(kernel_id: str, meta: AttentionMetadata, tokens: int) -> None:
+    """What is in the tensors is the caller's to know: looking would wait for the device."""
+    sequences = len(meta.context_lens)
     wanted = {
-        "positions": torch.int32,
-        "slot_mapping": torch.int64,
-        "cu_seqlens": torch.int32,
-        "context_lens": torch.int32,
-        "block_tables": torch.int32,
+        "positions": (torch.int32, (tokens,)),
+        "slot_mapping": (torch.int64, (tokens,)),
+        "cu_seqlens": (torch.int32, (sequences + 1,)),
+        "context_lens": (torch.int32, (sequences,)),
+        "block_tables": (torch.int32, (sequences, meta.block_tables.shape[-1])),
     }
-    for name, dtype in wanted.items():
-        tensor = getattr(meta, name)
-        if tensor.dtype != dtype or not tensor.is_cuda or (tensor.numel() and tensor.stride(-1) != 1):
+    for name, (dtype, shape) in wanted.items():
+        tensor: Tensor = getattr(meta, name)
+        adjacent = not tensor.numel() or tensor.stride(-1) == 1
+        if tensor.dtype != dtype or tensor.shape != shape or not tensor.is_cuda or not adjacent:
             raise KernelArgumentError(
-                f"{kernel_id}: {name} must be {dtype} on a CUDA device with adjacent elements; "
-                f"got {tensor.dtype} on {tensor.device}, strides {tensor.stride()}"
+                f"{kernel_id}: {name} must be {dtype} {list(shape)} on a CUDA device with adjacent elements; "
+                f"got {tensor.dtype} {list(tensor.shape)} on {tensor.device}, strides {tensor.stride()}"
             )
+
+
+def _check_cache(kernel_id: str, cache: Tensor, page: tuple[int, ...], dtype: torch.dtype) -> None:
+    if cache.dtype != dtype or cache.shape[1:] != page or not cache.is_cuda or not cache.is_contiguous():
+        raise KernelArgumentError(
+            f"{kernel_id}: cache must be what allocate() gives, {dtype} [pages, "
+            f"{', '.join(map(str, page))}]; got {cache.dtype} {list(cache.shape)} on {cache.device}"
+        )
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,7 @@ class BoundNorm:
         check_rows(self.kernel_id, "x", x, width, dtype)
         total = x
         if residual is not None:
-            check_rows(self.kernel_id, "residual", residual, width, dtype)
+            check_rows(self.kernel_id, "residual", residual, width, dtype, rows=len(x))
             total = torch.empty_like(x)
         rows = empty_tiled(len(x), width) if self.problem.quantize else None
         out = torch.empty_like(x) if rows is None else rows.codes

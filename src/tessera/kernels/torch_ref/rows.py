@@ -18,6 +18,8 @@ def to_rows(x: Tensor) -> QuantizedRows:
 
 
 def _on_cpu(problem: RowsProblem) -> Verdict:
+    if not problem.dtype.is_floating_point:
+        return no(f"hidden states are {problem.dtype}, not floats")
     return YES if problem.device.kind == "cpu" else no("runs on the CPU only")
 
 
