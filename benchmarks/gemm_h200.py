@@ -180,7 +180,9 @@ def shape_rows(n: int, k: int, tokens: Sequence[int], wanted: Sequence[str]) -> 
             found = row(system, m, n, k, us)
             if ours is not None:
                 error = ours.error(m)
-                assert error < 0.004, f"{system.recipe} {m}x{n}x{k} is wrong by {error}"
+                # With 16-bit activations weights and their scales are rounded to bf16 too.
+                limit = 0.004 if ours.int8 else 0.008
+                assert error < limit, f"{system.recipe} {m}x{n}x{k} is wrong by {error}"
                 found |= {"kernel": ours.variant(m), "error": round(error, 6)}
             yield found
         for recipe in ("w4a8-g128", "w4a8-chn"):

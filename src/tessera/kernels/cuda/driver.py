@@ -6,7 +6,7 @@ buffers that were laid out beforehand.
 
 import ctypes
 import os
-from ctypes import byref, c_char_p, c_int, c_size_t, c_void_p
+from ctypes import byref, c_char_p, c_int, c_size_t, c_uint32, c_uint64, c_void_p
 from functools import cache
 
 from tessera.kernels.cuda.errors import CudaUnavailableError, LaunchError
@@ -27,6 +27,9 @@ FUNC_STATIC_SMEM = 1
 # CUlaunchAttributeID
 LAUNCH_CLUSTER_DIMENSION = 4
 LAUNCH_PROGRAMMATIC_STREAM_SERIALIZATION = 6
+# CUtensorMap: its size, CU_TENSOR_MAP_DATA_TYPE_UINT16, _SWIZZLE_128B, _L2_PROMOTION_L2_256B
+TENSOR_MAP_BYTES = 128
+_UINT16, _SWIZZLE_128B, _PROMOTION_256B = 1, 3, 3
 
 
 @cache
@@ -131,6 +134,32 @@ def allow_dynamic_smem(function: int, size: int, what: str) -> None:
     """Raises the limit of dynamic shared memory of a kernel above the default of 48 KB."""
     status = lib().cuFuncSetAttribute(c_void_p(function), FUNC_MAX_DYNAMIC_SMEM, c_int(size))
     check(status, f"allowing {size} bytes of dynamic shared memory for {what}")
+
+
+def tensor_map_16bit(address: int, rows: int, columns: int, box_rows: int) -> bytes:
+    """CUtensorMap of row-major 16-bit [rows, columns], read in boxes of 64 columns, swizzled by 128 bytes.
+
+    What lies outside is read as zeros. `address` and the bytes of a row are multiples of 16, `box_rows` is
+    at most 256. Raises LaunchError.
+    """
+    memory = ctypes.create_string_buffer(TENSOR_MAP_BYTES + 64)
+    start = -ctypes.addressof(memory) % 64
+    status = lib().cuTensorMapEncodeTiled(
+        c_void_p(ctypes.addressof(memory) + start),
+        c_int(_UINT16),
+        c_int(2),
+        c_void_p(address),
+        (c_uint64 * 2)(columns, rows),
+        (c_uint64 * 1)(2 * columns),
+        (c_uint32 * 2)(64, box_rows),
+        (c_uint32 * 2)(1, 1),
+        c_int(0),  # not interleaved
+        c_int(_SWIZZLE_128B),
+        c_int(_PROMOTION_256B),
+        c_int(0),  # zeros outside
+    )
+    check(status, f"describing [{rows}, {columns}] of 16 bits at {address:#x} in boxes of {box_rows} x 64")
+    return memory.raw[start : start + TENSOR_MAP_BYTES]
 
 
 def synchronize(stream: int) -> int:

@@ -26,8 +26,10 @@ EXTRA_OPTIONS = tuple(os.environ.get("TESSERA_NVRTC_OPTIONS", "").split())
 _DEFAULT_SMEM = 48 * 1024
 _INVALID_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
 _NUMBERS = (int, float)
+_PLAIN = (int, float, bytes)
 _MAX_SHAPES = 4096  # launch configurations kept a kernel
-_CODES = {"P": "pointer", "i": "int32", "I": "uint32", "q": "int64", "f": "float32"}
+_CODES = {"P": "pointer", "i": "int32", "I": "uint32", "q": "int64", "f": "float32", "M": "tensor map"}
+_FORMATS = {"M": "128s"}  # of struct, where it is not the code itself
 # CUlaunchConfig: grid, block, shared bytes; stream; attributes and their count
 _CONFIG = struct.Struct("@7IPPI4x")
 # CUlaunchAttribute: id, value
@@ -49,15 +51,21 @@ class Kernel:
             raise ValueError(
                 f"{inst.expression}: signature {signature!r} has {unknown}, known are {set(_CODES)}"
             )
+        if "M" in signature[1:]:
+            raise ValueError(f"{inst.expression}: a tensor map (M) is the first parameter, not {signature!r}")
         self.inst = inst
         self.signature = signature
         self.max_smem = max_smem
         self._functions: dict[int, int] = {}
         self._configs: dict[tuple[Any, ...], _Config] = {}
         self._lock = threading.Lock()
-        self._layout = struct.Struct("@" + signature)
+        self._formats = [_FORMATS.get(code, code) for code in signature]
+        self._layout = struct.Struct("@" + "".join(self._formats))
         # "0X" pads up to the alignment of X, which gives the offset that a C struct would have.
-        self._offsets = [struct.calcsize(f"@{signature[:k]}0{code}") for k, code in enumerate(signature)]
+        self._offsets = [
+            struct.calcsize(f"@{''.join(self._formats[:k])}0{code}") if k else 0
+            for k, code in enumerate(signature)
+        ]
         self._pack = self._layout.pack_into
         self._args = ctypes.create_string_buffer(max(self._layout.size, 1))
         base = ctypes.addressof(self._args)
@@ -78,9 +86,10 @@ class Kernel:
     ) -> None:
         """Enqueues one launch on torch's current stream of the current device.
 
-        `args` follow the signature: a pointer is an int address or a CUDA tensor. `smem` is dynamic
-        shared memory in bytes. `pdl` lets the launch start before its predecessor in the stream has ended;
-        the kernel must then wait with `griddepcontrol.wait` before it touches anything mutable.
+        `args` follow the signature: a pointer is an int address or a CUDA tensor, a tensor map is 128 bytes.
+        `smem` is dynamic shared memory in bytes. `pdl` lets the launch start before its predecessor in the
+        stream has ended; the kernel must then wait with `griddepcontrol.wait` before it touches anything
+        mutable.
         `cluster` is in blocks.
 
         Raises TypeError (arguments), CaptureCompileError, LaunchError and whatever compiling raises.
@@ -119,7 +128,7 @@ class Kernel:
     def _pack_checked(self, args: tuple[Any, ...]) -> None:
         """Packs subclasses of Tensor too; raises a TypeError that names what is wrong."""
         self._examine(args)
-        self._pack(self._args, 0, *[a if isinstance(a, _NUMBERS) else a.data_ptr() for a in args])
+        self._pack(self._args, 0, *[a if isinstance(a, _PLAIN) else a.data_ptr() for a in args])
 
     def compiled(self, arch: str | None = None) -> CompiledKernel:
         """Machine code for `arch`: by default the one named in `kernel`, else the current device's."""
@@ -173,8 +182,13 @@ class Kernel:
         return function
 
     def _check_layout(self, layout: list[tuple[int, int]] | None) -> None:
-        """Compares the signature with the parameters that the compiled kernel has."""
-        expected = [(o, struct.calcsize(c)) for o, c in zip(self._offsets, self.signature, strict=True)]
+        """Compares the signature with the parameters that the compiled kernel has.
+
+        A tensor map is aligned from where the driver counts, which need not be the first parameter.
+        """
+        if layout:
+            layout = [(offset - layout[0][0], size) for offset, size in layout]
+        expected = [(o, struct.calcsize(f)) for o, f in zip(self._offsets, self._formats, strict=True)]
         if layout is not None and layout != expected:
             raise TypeError(
                 f"{self.inst.expression} was named with signature {self.signature!r}, that is (offset, size) "
@@ -190,7 +204,12 @@ class Kernel:
             try:
                 if code == "P" and not isinstance(value, int) and not value.is_cuda:
                     raise TypeError(f"the tensor is on {value.device}")
-                struct.pack(code, value.data_ptr() if code == "P" and not isinstance(value, int) else value)
+                if code == "M" and len(value) != driver.TENSOR_MAP_BYTES:
+                    raise TypeError(f"it has {len(value)} bytes")
+                struct.pack(
+                    self._formats[k],
+                    value.data_ptr() if code == "P" and not isinstance(value, int) else value,
+                )
             except (AttributeError, TypeError, struct.error) as error:
                 shown = f"{type(value).__name__}{f' {value}' if isinstance(value, _NUMBERS) else ''}"
                 raise TypeError(
@@ -220,10 +239,11 @@ def kernel(
     """Names one instance of a `__global__` template; cheap, and the same arguments give the same object.
 
     `header` is relative to `kernels/csrc/cuda`; `expression` is a C++ name expression; `signature` has one
-    code a parameter: P pointer, i int32, I uint32, q int64, f float32. `max_smem` is the most dynamic shared
-    memory that a launch will ask for, in bytes. `arch` defaults to that of the current device at first use;
-    `options` and `allowed_local_bytes` are those of `Instantiation`.
-    Raises ValueError for an unknown code.
+    code a parameter: P pointer, i int32, I uint32, q int64, f float32; M, a tensor
+    map, may be the first. `max_smem` is the most dynamic shared memory that a launch will ask for, in bytes.
+    `arch` defaults to that of the current device at first use; `options` and `allowed_local_bytes` are those
+    of `Instantiation`.
+    Raises ValueError for an unknown code, or an M that is not the first.
     """
     inst = Instantiation(header, expression, arch or "", options, allowed_local_bytes)
     return Kernel(inst, signature, max_smem)

@@ -5,6 +5,7 @@ from tessera.kernels.cuda.arguments import CPP_TYPES
 from tessera.kernels.cuda.attention import CudaAttention
 from tessera.kernels.cuda.device import FAMILIES
 from tessera.kernels.cuda.embedding import CudaEmbedding
+from tessera.kernels.cuda.gemm.half_linear import CudaHalfLinear
 from tessera.kernels.cuda.gemm.linear import CudaInt8Linear
 from tessera.kernels.cuda.linear import CudaLinear
 from tessera.kernels.cuda.rows import CudaNorm, CudaQuantizeRows, CudaSiluMul
@@ -21,6 +22,7 @@ def _register() -> None:
     for family in FAMILIES:
         for dtype in CPP_TYPES:
             LINEAR.register(CudaLinear(family, dtype))
+            LINEAR.register(CudaHalfLinear(family, dtype))
             NORM.register(CudaNorm(family, dtype))
             SILU_MUL.register(CudaSiluMul(family, dtype))
             QUANTIZE_ROWS.register(CudaQuantizeRows(family, dtype))

@@ -17,6 +17,7 @@ FAMILIES = (
     "tessera.kernels.cuda.op_templates",
     "tessera.kernels.cuda.gemm.small_templates",
     "tessera.kernels.cuda.gemm.wide_templates",
+    "tessera.kernels.cuda.gemm.half_templates",
 )
 
 EVERYWHERE = ("sm_80", "sm_90a")

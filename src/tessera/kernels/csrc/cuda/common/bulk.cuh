@@ -33,6 +33,18 @@ TESSERA_DEVICE void bulk_prefetch(const void* global, u32 bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" :: "l"(global), "r"(bytes) : "memory");
 }
 
+// A CUtensorMap, made by the host; a parameter of a kernel as `const __grid_constant__ TensorMap`.
+struct alignas(64) TensorMap {
+  u64 opaque[16];
+};
+// cp.async.bulk.tensor: the box at (column, row) of a matrix; zeros where it leaves the matrix, and all bytes counted.
+TESSERA_DEVICE void tensor_load(u32 shared, const TensorMap& map, int column, int row, u32 barrier) {
+  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];"
+               :: "r"(shared), "l"(&map), "r"(column), "r"(row), "r"(barrier) : "memory");
+}
+// prefetch.tensormap: fetches the map itself ahead of its first use.
+TESSERA_DEVICE void prefetch_map(const TensorMap& map) { asm volatile("prefetch.tensormap [%0];" :: "l"(&map) : "memory"); }
+
 // cp.async.bulk shared -> global, in groups of the issuing thread. Writers of the shared bytes need
 // fence_async() and a barrier before.
 TESSERA_DEVICE void bulk_store(void* global, u32 shared, u32 bytes) {

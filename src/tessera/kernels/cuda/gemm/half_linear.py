@@ -1,0 +1,103 @@
+"""Linear layers of 16-bit activations and 4-bit weights on CUDA: one launch, by the number of tokens."""
+
+from bisect import bisect_left
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from tessera.kernels.cuda import device
+from tessera.kernels.cuda.arguments import SHORT_NAMES, announce, check_rows, runs_on, upload
+from tessera.kernels.cuda.gemm import half
+from tessera.kernels.cuda.gemm.choose import BUCKETS
+from tessera.kernels.cuda.gemm.half_choose import Choice, plan, split_of
+from tessera.kernels.cuda.gemm.half_weights import HalfWeights, pack, takes
+from tessera.kernels.cuda.gemm.scratch import Scratch, scratch
+from tessera.kernels.errors import KernelArgumentError
+from tessera.kernels.ops import LinearProblem
+from tessera.kernels.registry import Verdict, no, runs
+from tessera.kernels.types import Activation
+from tessera.numerics.qtensor import FLOAT_DTYPES, QTensor
+
+
+@dataclass(frozen=True, eq=False)
+class BoundHalfLinear:
+    """`plan` has a choice for each of BUCKETS; `bias` [N] of `dtype` or None."""
+
+    kernel_id: str
+    weights: HalfWeights
+    bias: Tensor | None
+    dtype: torch.dtype
+    plan: tuple[Choice, ...]
+    scratch: Scratch
+
+    @property
+    def nbytes(self) -> int:
+        return self.weights.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+    @cached_property
+    def ids(self) -> tuple[str, ...]:
+        """What runs at each of BUCKETS, as `runs` counts it."""
+        return tuple(f"{self.kernel_id}_{choice}" for choice in self.plan)
+
+    def variant(self, tokens: int) -> str:
+        """What runs for `tokens`."""
+        return self.ids[_bucket(tokens)]
+
+    def __call__(self, x: Activation) -> Tensor:
+        """Raises KernelArgumentError."""
+        n, k = self.weights.tile.shape
+        if not isinstance(x, Tensor):
+            raise KernelArgumentError(f"{self.kernel_id}: x holds int8 rows; this layer takes floats")
+        check_rows(self.kernel_id, "x", x, k, self.dtype)
+        tokens = x.shape[0]
+        y = torch.empty((tokens, n), dtype=self.dtype, device=x.device)
+        if tokens:
+            bucket = _bucket(tokens)
+            runs[self.ids[bucket]] += 1
+            choice = self.plan[bucket]
+            split = split_of(choice, n, tokens, device.current().sms)
+            half.launch(choice.variant, split, self.weights, x, y, self.bias, self.scratch)
+        return y
+
+
+def _bucket(tokens: int) -> int:
+    return min(bisect_left(BUCKETS, tokens), len(BUCKETS) - 1)
+
+
+@dataclass(frozen=True)
+class CudaHalfLinear:
+    """y = x W^T + b, sums in fp32; weights are rounded once, or not at all, on the way to tensor cores."""
+
+    family: str
+    dtype: torch.dtype
+
+    @property
+    def id(self) -> str:
+        return f"{self.family}_{SHORT_NAMES[self.dtype]}_int4"
+
+    def can_implement(self, problem: LinearProblem) -> Verdict:
+        spec = problem.spec
+        verdict = runs_on(self.family, self.dtype, problem.device, FLOAT_DTYPES[spec.output.name])
+        if not verdict.ok:
+            return verdict
+        if not spec.activation.is_plain:
+            return no(f"takes float activations, not {spec.activation}")
+        if reason := takes(spec.weight):
+            return no(reason)
+        if spec.transforms:
+            return no("run-time input transforms are not implemented")
+        if spec.in_features % half.ALIGNMENT:
+            return no(f"K = {spec.in_features} is not a multiple of {half.ALIGNMENT}")
+        return verdict
+
+    def bind(self, problem: LinearProblem, weight: QTensor, bias: Tensor | None) -> BoundHalfLinear:
+        info = device.current()
+        packed = pack(weight.to("cuda"))
+        before_hopper = info.sm < 90
+        choices = plan(*packed.tile.shape, info)
+        announce(*{half.instance(c.variant, self.dtype, packed.group, before_hopper) for c in choices})
+        held = None if bias is None else upload(bias, self.dtype)
+        name = f"{self.id}{f'g{packed.group}' if packed.group else 'chn'}"
+        return BoundHalfLinear(name, packed, held, self.dtype, choices, scratch(info.index))

@@ -1,0 +1,48 @@
+"""Choices that were fastest where shapes were measured: {device: {(N, K): {tokens: choice}}}.
+
+Groups of 128, bf16; 2026-11-30: notes/2026-11-30-gemm-half.md.
+"""
+
+from typing import Final
+
+_TOKENS: Final = (1, 8, 16, 32, 64, 128, 256, 512, 2048)
+
+
+def _row(*choices: str) -> dict[int, str]:
+    return dict(zip(_TOKENS, choices, strict=True))
+
+
+MEASURED: Final[dict[str, dict[tuple[int, int], dict[int, str]]]] = {
+    "NVIDIA H200": {
+        (6144, 4096): _row(
+            "small8x128x2_last", "small8x128x2_last", "wide16x128x2_last", "wide32x128_last",
+            "wide64x128_last", "wide128x128_last", "wide128x128_none", "wide256x128_none",
+            "wide256x128_none",
+        ),
+        (4096, 4096): _row(
+            "small8x128_last", "small8x128_last", "wide16x128_last", "wide32x128_last",
+            "wide64x128_last", "wide128x128_last", "wide128x128_last", "wide128x128_none",
+            "wide256x128_none",
+        ),
+        (28672, 4096): _row(
+            "small8x128x2_last", "small8x128x2_last", "wide16x128x2_last", "wide32x128x2_last",
+            "wide64x256_last", "wide128x256_none", "wide256x128_none", "wide256x128_last",
+            "wide256x128_last",
+        ),
+        (4096, 14336): _row(
+            "small8x128_last", "small8x128_last", "wide16x128_last", "wide32x128_last",
+            "wide64x128_last", "wide128x128_last", "wide256x128_last", "wide128x128_none",
+            "wide256x128_none",
+        ),
+        (57344, 8192): _row(
+            "small8x128x2_last", "small8x128x2_last", "small16x128x2_last", "wide32x128x2_last",
+            "wide64x128x2_last", "wide128x256_last", "wide256x128_all", "wide256x128_last",
+            "wide256x128_last",
+        ),
+        (8192, 28672): _row(
+            "small8x128x2_last", "small8x128x2_last", "wide16x128x2_last", "wide32x128x2_last",
+            "wide64x128x2_last", "wide128x256_last", "wide128x128_none", "wide256x128_none",
+            "wide256x128_none",
+        ),
+    }
+}  # fmt: skip

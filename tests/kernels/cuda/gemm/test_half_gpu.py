@@ -1,0 +1,164 @@
+"""Products of int4 weights and 16-bit activations against fp64: every tile, cut, format and type.
+
+A result may differ from fp64 by the rounding of y, at most u |y| with u the unit of the type (EPSILON):
+relative RMS u / sqrt(3) at worst. `wide` also rounds each weight of a group to the type of x, and in bf16 the
+scale before it; those are independent errors of u / sqrt(3) each. What fp32 sums lose is far below.
+"""
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.cuda.cuda_case import DTYPES, EPSILON, GPU, randn, relative_rms
+from tessera.kernels.cuda.gemm import half
+from tessera.kernels.cuda.gemm.half import SMALL, WIDE, Variant
+from tessera.kernels.cuda.gemm.half_weights import HalfWeights, pack
+from tessera.kernels.cuda.gemm.scratch import scratch
+from tessera.kernels.errors import KernelArgumentError
+from tessera.numerics import QTensor, plain
+from tessera.spec import Chain, Pattern, Qtile, affine_zero
+
+pytestmark = GPU
+
+GUARD = 3
+"""Rows behind the output that must stay as they were."""
+CHAINS = {
+    **{f"g{g}": affine_zero(4, Pattern.blocks(1, g, ragged=True)) for g in (32, 64, 128)},
+    "chn": affine_zero(4, Pattern.channel()),
+}
+
+
+def weights(n: int, k: int, chain: Chain) -> tuple[HalfWeights, Tensor]:
+    """Packed, and the values in fp64."""
+    tile = Qtile((n, k), chain)
+    params = {}
+    for name, t in tile.param_tiles().items():
+        scale = (torch.rand(t.shape, device="cuda") * 0.9 + 0.1).half() / 64
+        zero = torch.randint(0, 16, t.shape, dtype=torch.uint8, device="cuda")
+        params[name] = plain(scale if name == "scale" else zero, t.chain)
+    q = QTensor(tile, torch.randint(0, 16, (n, k), dtype=torch.uint8, device="cuda"), params)
+    return pack(q), q.dequantize(torch.float64)
+
+
+def bound(variant: Variant, dtype: torch.dtype, form: str) -> float:
+    errors = 1 + (variant.kind == "wide" and form != "chn") * (1 + (dtype == torch.bfloat16))
+    return float(EPSILON[dtype] * (errors / 3) ** 0.5)
+
+
+def run(variant: Variant, split: int, w: HalfWeights, x: Tensor, bias: Tensor | None) -> Tensor:
+    tokens, n = x.shape[0], w.tile.shape[0]
+    memory = torch.full((tokens + GUARD, n), float("nan"), dtype=x.dtype, device="cuda")
+    half.launch(variant, split, w, x, memory[:tokens], bias, scratch(0))
+    assert memory[tokens:].isnan().all()
+    return memory[:tokens]
+
+
+def cuts(variant: Variant, n: int, tokens: int) -> tuple[int, ...]:
+    sms = torch.cuda.get_device_properties(0).multi_processor_count
+    return half.splits(variant, half.tiles_of(variant, n, tokens), sms)
+
+
+@pytest.mark.parametrize("variant", SMALL + WIDE, ids=str)
+@pytest.mark.parametrize("form", CHAINS)
+@pytest.mark.parametrize(("n", "k"), [(130, 200), (1000, 640), (328, 8320)])
+def test_every_cut_is_right_and_repeats_its_bits(variant: Variant, form: str, n: int, k: int) -> None:
+    w, values = weights(n, k, CHAINS[form])
+    for dtype in DTYPES:
+        for tokens in (1, 7, 30, 257):
+            x = randn(tokens, k, dtype=dtype)
+            bias = randn(n, dtype=dtype) if tokens % 2 else None
+            want = x.double() @ values.T + (0 if bias is None else bias.double())
+            for split in cuts(variant, n, tokens):
+                y = run(variant, split, w, x, bias)
+                assert relative_rms(y, want) < bound(variant, dtype, form), (dtype, tokens, split)
+                assert torch.equal(y, run(variant, split, w, x, bias))
+    assert not scratch(0).counters.any()
+
+
+@pytest.mark.parametrize(
+    "variant", [Variant("small", 8), Variant("small", 16, 128, 2), Variant("wide", 64)], ids=str
+)
+@pytest.mark.parametrize("form", ["g128", "chn"])
+def test_a_mean_and_outliers_in_x_cost_no_accuracy(variant: Variant, form: str) -> None:
+    """Zero points are taken off sums of codes: what cancels there must not drown the result."""
+    w, values = weights(512, 4096, CHAINS[form])
+    for dtype in DTYPES:
+        x = randn(8, 4096, dtype=dtype) + 3
+        x[:, 77] = 1000
+        y = run(variant, cuts(variant, 512, 8)[-1], w, x, None)
+        assert relative_rms(y, x.double() @ values.T) < bound(variant, dtype, form) + 2**-13
+
+
+def test_codes_alone_are_exact() -> None:
+    """With scales of 1, x of small whole numbers and sums below 2^11 nothing rounds anywhere."""
+    tile = Qtile((256, 1024), CHAINS["g64"])
+    ones = {"scale": torch.ones(256, 16).half(), "zero": torch.randint(0, 16, (256, 16), dtype=torch.uint8)}
+    params = {name: plain(ones[name].cuda(), t.chain) for name, t in tile.param_tiles().items()}
+    q = QTensor(tile, torch.randint(0, 16, (256, 1024), dtype=torch.uint8, device="cuda"), params)
+    w, values = pack(q), q.dequantize(torch.float64)
+    x = torch.zeros(40, 1024, device="cuda")
+    x.scatter_(1, torch.randint(0, 1024, (40, 8), device="cuda"), 1.0)
+    for dtype in DTYPES:
+        for variant in SMALL + WIDE:
+            y = run(variant, cuts(variant, 256, 40)[-1], w, x.to(dtype), None)
+            assert torch.equal(y.double(), x.double() @ values.T), (dtype, str(variant))
+
+
+def test_infinite_tokens_stay_alone() -> None:
+    w, values = weights(200, 200, CHAINS["g32"])
+    for variant in SMALL + WIDE:
+        x = randn(20, 200, dtype=torch.bfloat16)
+        x[3] = float("inf")
+        y = run(variant, cuts(variant, 200, 20)[-1], w, x, None)
+        others = [t for t in range(20) if t != 3]
+        assert relative_rms(y[others], (x.double() @ values.T)[others]) < 2**-7, str(variant)
+
+
+def test_wrong_arguments_are_refused() -> None:
+    w, _ = weights(64, 128, CHAINS["g32"])
+    x, y = randn(3, 128, dtype=torch.bfloat16), randn(3, 64, dtype=torch.bfloat16)
+    for bad_x, bad_y, bias, name in (
+        (x[:, :64], y, None, "x"),
+        (x, y.half(), None, "y"),
+        (x, y[:2], None, "y"),
+        (x, y, y[0, :63], "bias"),
+    ):
+        with pytest.raises(KernelArgumentError, match=f": {name} must be"):
+            half.launch(Variant("small", 8), 0, w, bad_x, bad_y, bias, scratch(0))
+
+
+def test_a_graph_of_dependent_launches_gives_the_bits_of_single_ones() -> None:
+    w, _ = weights(1024, 1024, CHAINS["g128"])
+    inputs = [randn(16, 1024, dtype=torch.bfloat16) for _ in range(2)]
+    x = inputs[0].clone()
+    variants = [
+        Variant("small", 16),
+        Variant("wide", 32),
+        Variant("small", 16, 128, 2),
+        Variant("wide", 128, 256),
+    ]
+    outs = [torch.empty_like(x) for _ in variants]
+
+    def step() -> None:
+        """Each takes what the one before it put out."""
+        given = x
+        for y, variant in zip(outs, variants, strict=True):
+            half.launch(variant, cuts(variant, 1024, 16)[-1], w, given, y, None, scratch(0))
+            given = y
+
+    step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    wants = []
+    for source in inputs:
+        x.copy_(source)
+        step()
+        torch.cuda.synchronize()
+        wants.append([y.clone() for y in outs])
+    for turn in range(1000):
+        x.copy_(inputs[turn % 2])
+        for y in outs:
+            y.fill_(float("nan"))
+        graph.replay()
+        assert all(map(torch.equal, outs, wants[turn % 2])), turn
