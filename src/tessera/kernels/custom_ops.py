@@ -108,8 +108,8 @@ def paged_attention(
     qkv [T, (num_heads + 2 num_kv_heads) D]; cos and sin float32 [positions, D / 2]; `cache` is what
     `paged_cache` gives; the rest is `AttentionMetadata`. Returns [T, num_heads D].
 
-    On CUDA positions, slots and tables are read by the device alone, so that what they hold is not checked; and
-    calls share one workspace a device, so that they must follow one another on one stream.
+    On CUDA only the device reads positions, slots and tables, so that what they hold is not checked, and all
+    calls share one workspace, so that they must follow one another on one stream.
     """
     with _on(qkv):
         bound = _attention(qkv, num_heads, num_kv_heads, cos, sin)
