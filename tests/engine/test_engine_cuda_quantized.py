@@ -23,7 +23,8 @@ SMALL = tiny_config(
     hidden_size=192, intermediate_size=320, head_dim=64, num_heads=6, num_kv_heads=2, max_position=1024
 )
 RECIPES = {
-    "w4a8-g64": "int8_g64", "w4a8-chn": "int8_chn", "w8a8-chn": "int8_w8",
+    "w4a8-g64": "int8_g64", "w4a8-chn": "int8_chn", "w8a8-chn": "int8_w8", "w4a16-g64": "int4_g64",
+    "w4a16-chn": "int4_chn",
 }  # fmt: skip
 """Recipes, and what the ids of the kernels that run them contain."""
 

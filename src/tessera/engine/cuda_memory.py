@@ -8,6 +8,7 @@ from tessera.engine.block_pool import BLOCK_SIZE, blocks_for
 from tessera.engine.config import CachePlan, EngineConfig, plan_cache
 from tessera.engine.errors import CacheMemoryError, DeviceMemoryError
 from tessera.engine.memory import block_bytes
+from tessera.kernels.cuda.gemm import half_weights
 from tessera.kernels.cuda.gemm.weights import layout_of, packed_bytes
 from tessera.spec import A16, Chain, ModelConfig, Qtile
 
@@ -44,7 +45,9 @@ def held_bytes(tile: Qtile) -> int:
     """Bytes of a tensor on the device: plain floats are held in 16 bits, codes packed for kernels."""
     if tile.chain.is_plain:
         return math.prod(tile.shape) * 2
-    return packed_bytes(tile) if layout_of(tile.chain) else tile.bytes
+    if layout_of(tile.chain):
+        return packed_bytes(tile)
+    return tile.bytes if half_weights.takes(tile.chain) else half_weights.packed_bytes(tile)
 
 
 def step_bytes(config: ModelConfig, tokens: int, rows: int) -> int:

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.kernels.cuda.gemm.half_weights import LAYOUT, HalfWeights, takes
+from tessera.kernels.cuda.gemm.half_weights import LAYOUT, HalfWeights, packed_bytes, takes
 from tessera.numerics import QTensor, plain
 from tessera.spec import (
     F32,
@@ -71,6 +71,7 @@ def test_unpack_is_the_inverse_and_everything_lies_as_described(name: str, n: in
     weight = random_weight(n, k, CHAINS[name])
     assert takes(weight.chain) == ""
     packed = LAYOUT.pack(weight)
+    assert packed.nbytes == packed_bytes(weight.tile)
     back = LAYOUT.unpack(packed)
     assert back.tile == weight.tile and torch.equal(back.codes, weight.codes)
     for key, param in weight.params.items():

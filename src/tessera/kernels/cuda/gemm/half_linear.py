@@ -99,5 +99,5 @@ class CudaHalfLinear:
         choices = plan(*packed.tile.shape, info)
         announce(*{half.instance(c.variant, self.dtype, packed.group, before_hopper) for c in choices})
         held = None if bias is None else upload(bias, self.dtype)
-        name = f"{self.id}{f'g{packed.group}' if packed.group else 'chn'}"
+        name = f"{self.id}_{f'g{packed.group}' if packed.group else 'chn'}"
         return BoundHalfLinear(name, packed, held, self.dtype, choices, scratch(info.index))

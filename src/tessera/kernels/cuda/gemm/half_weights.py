@@ -102,6 +102,15 @@ def unpack(packed: HalfWeights) -> QTensor:
 LAYOUT: Final = Layout("half4_tiles128", 1, "cuda", pack, unpack)
 
 
+def packed_bytes(tile: Qtile) -> int:
+    """`nbytes` of a tensor that `takes` accepts, without packing it."""
+    n, k = (-(-size // step) for size, step in zip(tile.shape, (ROWS, COLUMNS), strict=True))
+    group = group_of(tile.chain)
+    if group is None:
+        return 2 * n * k * CODE_BYTES + 2 * 4 * ROWS * n
+    return 2 * n * k * (CODE_BYTES + COLUMNS // group * PARAM_BYTES)
+
+
 def takes(chain: Chain) -> str:
     """Why weights of `chain` cannot be packed, or nothing."""
     if len(chain.steps) != 1 or not isinstance(chain.codes, Grid) or chain.codes.bits != 4:
