@@ -39,11 +39,10 @@ struct alignas(64) TensorMap {
 };
 // cp.async.bulk.tensor: the box at (column, row) of a matrix; zeros where it leaves the matrix, and all bytes counted.
 TESSERA_DEVICE void tensor_load(u32 shared, const TensorMap& map, int column, int row, u32 barrier) {
-  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];"
+  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+               "[%0], [%1, {%2, %3}], [%4];"
                :: "r"(shared), "l"(&map), "r"(column), "r"(row), "r"(barrier) : "memory");
 }
-// prefetch.tensormap: fetches the map itself ahead of its first use.
-TESSERA_DEVICE void prefetch_map(const TensorMap& map) { asm volatile("prefetch.tensormap [%0];" :: "l"(&map) : "memory"); }
 
 // cp.async.bulk shared -> global, in groups of the issuing thread. Writers of the shared bytes need
 // fence_async() and a barrier before.

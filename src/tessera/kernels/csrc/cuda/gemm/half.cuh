@@ -102,7 +102,8 @@ TESSERA_DEVICE int late_thread() {
 
 TESSERA_DEVICE float4 load_written(const float* p) {  // by another block, so past L1
   float4 x;
-  asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w) : "l"(p) : "memory");
+  asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w) : "l"(p) : "memory");
   return x;
 }
 

@@ -87,7 +87,8 @@ class SmallProducer {
     RingPosition<C::kStages> at;
     for (Segment s; share.next(p_.work, s);) {
       token_ = p_.token<C>(s.tile);
-      const u8* weights = p_.weights + (static_cast<i64>(p_.panel<C>(s.tile)) * p_.work.steps + s.first) * C::kWeightBytes;
+      const i64 first = static_cast<i64>(p_.panel<C>(s.tile)) * p_.work.steps + s.first;
+      const u8* weights = p_.weights + first * C::kWeightBytes;
 #pragma unroll 1
       for (int step = s.first; step < s.last; ++step, at.step(), weights += C::kWeightBytes) {
         if (!f(step, at.stage, at.phase, weights)) return;
@@ -178,7 +179,10 @@ class SmallSums {
       for (int j = 0; j < 2; ++j) {
         u32 b[C::kTokenTiles][4];
 #pragma unroll
-        for (int n = 0; n < C::kTokenTiles; ++n) ldmatrix(b[n], row + h * (C::kTokenBytes / 2) + n * 1024 + (j * 4 + lane_id() / 8 ^ lane_id() % 8) * 16);
+        for (int n = 0; n < C::kTokenTiles; ++n) {
+          const int chunk = j * 4 + lane_id() / 8 ^ lane_id() % 8;
+          ldmatrix(b[n], row + h * (C::kTokenBytes / 2) + n * 1024 + chunk * 16);
+        }
         multiply<0>(w, j, b);
         multiply<1>(w, j, b);
         if constexpr (Format::kGroup) {
@@ -411,8 +415,9 @@ class SmallConsumer {
 // C::kThreads threads, C::kSmem bytes of dynamic shared memory; any number of blocks that `parts` has room for.
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, C::kTokens == 8 ? 3 : 2)
-    small(const __grid_constant__ TensorMap map, const u8* weights, const float* row, const typename C::T* x, const typename C::T* bias, typename C::T* y,
-          float* parts, u32* arrived, int tokens, int n, int k, int steps, int split_tiles, int quota, int tiles) {
+    small(const __grid_constant__ TensorMap map, const u8* weights, const float* row, const typename C::T* x,
+          const typename C::T* bias, typename C::T* y, float* parts, u32* arrived, int tokens, int n, int k, int steps,
+          int split_tiles, int quota, int tiles) {
   extern __shared__ __align__(1024) u8 dynamic[];
   __shared__ u64 barriers[2 * C::kStages];
   __shared__ int flag;

@@ -2,7 +2,8 @@
 //
 // Weights are operand A, made of codes in registers: (magic + q) - (magic + z) is exact, and times the scale rounded
 // once to the type of x (a scale per row is left to the epilogue, and nothing is rounded). One thread brings weights by
-// bulk copies, before the kernel ahead has ended, and boxes of x under the 128-byte swizzle. Consumer warpgroups own 64 rows each and meet nowhere but in the ring, so that one stores while the others multiply.
+// bulk copies, before the kernel ahead has ended, and boxes of x under the 128-byte swizzle. Consumer warpgroups own 64
+// rows each and meet nowhere but in the ring, so that one stores while the others multiply.
 #pragma once
 #include "common/matrix.cuh"
 #include "common/ring.cuh"
@@ -164,7 +165,8 @@ class WideConsumer {
   using Format = typename C::Format;
   using Sums = float[C::kTokens / 2];
 
-  TESSERA_DEVICE WideConsumer(const WideArgs& p, const WideSmem<C>& smem, int index) : p_(p), smem_(smem), index_(index) {}
+  TESSERA_DEVICE WideConsumer(const WideArgs& p, const WideSmem<C>& smem, int index)
+      : p_(p), smem_(smem), index_(index) {}
 
   TESSERA_DEVICE void run() {
     await_predecessor();
@@ -329,8 +331,9 @@ class WideConsumer {
 // C::kThreads threads, consumers first; C::kSmem bytes of dynamic shared memory.
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
-    wide(const __grid_constant__ TensorMap map, const u8* weights, const float* row, const typename C::T* bias, typename C::T* y,
-         float* parts, u32* arrived, int tokens, int n, int k, int steps, int split_tiles, int quota, int tiles) {
+    wide(const __grid_constant__ TensorMap map, const u8* weights, const float* row,
+         const typename C::T* bias, typename C::T* y, float* parts, u32* arrived, int tokens, int n, int k, int steps,
+         int split_tiles, int quota, int tiles) {
   extern __shared__ __align__(1024) u8 dynamic[];
   __shared__ u64 barriers[2 * C::kStages];
   const WideArgs p{weights, row, bias, y, parts, arrived, tokens, n, k, {steps, split_tiles, quota, tiles}};
