@@ -23,13 +23,12 @@ def _register() -> None:
         for dtype in CPP_TYPES:
             LINEAR.register(CudaLinear(family, dtype))
             LINEAR.register(CudaHalfLinear(family, dtype))
+            LINEAR.register(CudaInt8Linear(family, dtype))
             NORM.register(CudaNorm(family, dtype))
             SILU_MUL.register(CudaSiluMul(family, dtype))
             QUANTIZE_ROWS.register(CudaQuantizeRows(family, dtype))
             EMBEDDING.register(CudaEmbedding(family, dtype))
             ATTENTION.register(CudaAttention(family, dtype))
-    for dtype in CPP_TYPES:
-        LINEAR.register(CudaInt8Linear("sm90", dtype))
 
 
 _register()

@@ -1,5 +1,7 @@
 """The choice of a variant: always one that exists, cheap where it should be, measured where it was."""
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -62,3 +64,12 @@ def test_measured_variants_exist() -> None:
         for (form, _, _), by_tokens in shapes.items():
             assert form in forms
             assert set(by_tokens.values()) <= names and set(by_tokens) <= set(BUCKETS)
+
+
+def test_machines_before_hopper_run_everything_on_mma_sync() -> None:
+    a100 = Machine("unmeasured A100", 108, 1.9e6, 2048, 1500, 1270)
+    for form in FORMATS:
+        for choice in choose.plan(form, 6144, 4096, "sm_80", a100):
+            assert choice.family is choose.SMALL and math.isfinite(
+                choice.family.cost_us(choice.variant, Product(form, 6144, 4096, 64), a100)
+            )

@@ -21,6 +21,11 @@ TESSERA_DEVICE void cp_async_commit() { asm volatile("cp.async.commit_group;" ::
 template <int kPending>
 TESSERA_DEVICE void cp_async_wait() { asm volatile("cp.async.wait_group %0;" :: "n"(kPending) : "memory"); }
 
+// cp.async.mbarrier.arrive.noinc, sm_80: arrives once this thread's earlier cp.async have landed.
+TESSERA_DEVICE void cp_async_arrive(u32 barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" :: "r"(barrier) : "memory");
+}
+
 // prefetch.global.L2, any sm: the line of `global` on its way into L2. A hint: no value reaches the thread.
 TESSERA_DEVICE void prefetch_l2(const void* global) {
   asm volatile("prefetch.global.L2 [%0];" :: "l"(global));

@@ -32,11 +32,6 @@ TESSERA_DEVICE void await_phase(u32 barrier, u32 parity) {
 #endif
 }
 
-// cp.async.mbarrier.arrive.noinc, sm_80: arrives once this thread's earlier cp.async have landed.
-TESSERA_DEVICE void cp_async_arrive(u32 barrier) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" :: "r"(barrier) : "memory");
-}
-
 // Where a side of the ring stands. Both sides step through the stages in the same order.
 template <int kStages>
 struct RingPosition {

@@ -147,6 +147,12 @@ TESSERA_DEVICE u32 add_acquire_release(u32* count) {
   asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(count) : "memory");
   return before;
 }
+// 4 bytes of shared memory. ld.shared.b32, any sm
+TESSERA_DEVICE u32 load_shared_word(u32 address) {
+  u32 x;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(address) : "memory");
+  return x;
+}
 // 16 bytes of shared memory. {ld,st}.shared.v4, any sm
 TESSERA_DEVICE uint4 load_shared(u32 address) {
   uint4 x;

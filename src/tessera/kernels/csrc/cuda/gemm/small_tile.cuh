@@ -35,12 +35,6 @@ struct Sums {
   }
 };
 
-TESSERA_DEVICE u32 load_shared_word(u32 address) {
-  u32 x;
-  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(address) : "memory");
-  return x;
-}
-
 // A strip of 4-bit weights: everything is loaded first, so that one latency covers it.
 template <class W>
 struct Strip {
