@@ -155,8 +155,10 @@ def grid(n: int, k: int, tokens: int, sms: int, variant: Variant, weights: Forma
     whole = next(b for b in range(min(tiles, sms), 0, -1) if tiles % b == 0)
     able = (*range(most, most * 95 // 100, -1), whole)
 
-    def cost(blocks: int) -> tuple[float, int]:
-        return clocks(units, steps, blocks, sms, variant, weights), cuts(units, steps, blocks)
+    def cost(blocks: int) -> float:
+        # Every cut is traffic too: 132 pieces were 5 % slower than 128 that divide fewer tiles.
+        fewer = 1 + cuts(units, steps, blocks) / 2000
+        return clocks(units, steps, blocks, sms, variant, weights) * fewer
 
     best: int = min(able, key=cost)
     return best
