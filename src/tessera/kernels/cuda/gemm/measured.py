@@ -30,7 +30,7 @@ _H200: Final[dict[tuple[str, int, int], dict[int, str]]] = {
     },
     ("g128", 57344, 8192): {
         1: "small8x64s1k4",
-        8: "small8x128s1k2",
+        8: "small8x64s1k4",
         16: "small16x64s1k4",
         24: "small32x128s1k2",
         32: "small32x128s1k2",
