@@ -28,6 +28,8 @@ _PREFILL_ARGS: Final = "PPPPPPiiiiif"
 _PREFILL_ROWS: Final = 128
 _APPEND_THREADS: Final = 256
 _BLOCK_RESERVE: Final = 1024 + 128  # what a block takes besides: the driver's part, static shared memory
+SPILLED_BYTES: Final = 16
+"""Local memory a thread that code for machines before Hopper may use, outside the loops over pages."""
 _DECODE_RING: Final = 64 * 1024  # bytes of pages on their way a block: deeper ones delay all other accesses
 
 
@@ -142,7 +144,13 @@ class BoundAttention:
         sizes = f"{self.geometry.head_tiles}, {self.geometry.decode_stages}"
         name = f"tessera::paged_decode<tessera::Decode<{self.page}, {sizes}>>"
         smem = self.geometry.decode_smem
-        return kernel("attention/paged_decode.cuh", name, signature="PPPPPPPPiiiif", max_smem=smem)
+        return kernel(
+            "attention/paged_decode.cuh",
+            name,
+            signature="PPPPPPPPiiiif",
+            max_smem=smem,
+            allowed_local_bytes=0 if self.on_hopper else SPILLED_BYTES,
+        )
 
     @cached_property
     def prefill(self) -> Kernel:
@@ -155,12 +163,12 @@ class BoundAttention:
             f"tessera::paged_prefill<tessera::Prefill<{self.page}, {stages}>>",
             signature=_PREFILL_ARGS,
             max_smem=smem,
-            allowed_local_bytes=16,  # two registers, outside the loop
+            allowed_local_bytes=SPILLED_BYTES,
         )
 
     @property
     def on_hopper(self) -> bool:
-        """Whether prefill runs on wgmma, which only sm_90a has."""
+        """Whether there is wgmma, which prefill then runs on."""
         return self.problem.device.arch == "sm_90a"
 
     @cached_property
