@@ -6,6 +6,7 @@
 Offline, greedy, every request at once, as the rows of the peers were measured: a run with one output token
 gives the prefill rate, the full run the rest (TPOT is its time beyond the first, by the tokens beyond one).
 The breakdown is what the device did in steady decode steps, by the profiler; gaps are between its kernels.
+Last come the speeds that plans are made from, as `tessera doctor` measures them.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import random
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -27,9 +29,11 @@ from tessera.engine.config import EngineConfig
 from tessera.engine.cuda_build import build_cuda_core
 from tessera.engine.cuda_load import DeviceWeights
 from tessera.engine.dummy import open_dummy
+from tessera.engine.measure.cuda import speeds
 from tessera.engine.overlap import OverlappedCore
 from tessera.engine.sampling_params import SamplingParams
 from tessera.formats import open_checkpoint
+from tessera.kernels.cuda import selfcheck
 from tessera.kernels.jit.cache import ArtifactCache
 from tessera.kernels.jit.nvrtc import ARTIFACT
 
@@ -215,6 +219,22 @@ def main() -> None:
             gc.unfreeze()
             gc.collect()
             torch.cuda.empty_cache()
+    rows += doctor_rows()
+    write_results(args.out, rows)
+
+
+def doctor_rows() -> list[Row]:
+    """What `tessera doctor` measures on this card and plans are made from, and its check of kernels."""
+    rows: list[Row] = []
+    for speed in speeds():
+        rows.append({"system": "tessera", "op": "doctor", **asdict(speed)})
+        print(rows[-1], flush=True)
+    checks = list(selfcheck.results())
+    failed = [f"{c.case}, {c.kernel}: {c.detail}" for c in checks if c.status == "fail"]
+    right = sum(c.status == "ok" for c in checks)
+    rows.append({"system": "tessera", "op": "selfcheck", "right": right, "failed": "; ".join(failed)})
+    print(rows[-1], flush=True)
+    return rows
 
 
 if __name__ == "__main__":
