@@ -1,11 +1,13 @@
 """`tessera compile explain` from the command line."""
 
 import json
+from unittest.mock import patch
 
 import pytest
 from typer.testing import CliRunner
 
 from tessera.cli.main import app
+from tessera.compiler import Verdict
 from tessera.errors import InvalidRequestError
 
 RUN = ["compile", "explain"]
@@ -38,6 +40,14 @@ def test_it_prints_graph_candidates_winner_and_reason(tmp_path):
 def test_json():
     result = run("w8a8", "--n", "256", "--k", "256", "--json")
     assert json.loads(result.stdout)["winners"]
+
+
+def test_a_graph_that_is_not_proved_is_a_failure():
+    wrong = Verdict(False, None, None, {})
+    with patch("tessera.compiler.explain.verify", return_value=wrong):
+        result = run("w8a8", "--n", "256", "--k", "256")
+    assert "NOT ALL EQUAL" in result.output
+    assert result.exit_code == 1
 
 
 @pytest.mark.parametrize(

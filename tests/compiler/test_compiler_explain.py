@@ -5,9 +5,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tessera.compiler.explain import explain, reason
+from tessera.compiler import program, spec
+from tessera.compiler.errors import BindError
+from tessera.compiler.explain import explain, explain_graph, reason
 from tessera.compiler.picture import side_by_side
 from tessera.hardware import GPUS
+from tessera.spec import F16
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -71,3 +74,18 @@ def _rectangle(r):
 
 def _overlap(a, b):
     return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
+
+
+def test_a_product_of_constants_is_drawn_as_one_constant():
+    fixed = spec(8, 8, dtype=F16, constant=True)
+    graph = program(lambda x, a, b: x @ (a @ b), x=spec("m", 8, dtype=F16), a=fixed, b=fixed)
+    root = ElementTree.fromstring(side_by_side(explain_graph("folded", graph, 2, GPUS["h200"])))
+    texts = [t.text for t in root.iter(f"{SVG}text")]
+    assert texts.count("matrix product, fp16") == 2  # one a panel
+    assert "a·b" in texts
+
+
+def test_a_program_without_tokens_has_no_price_over_them():
+    graph = program(lambda x: x + x, x=spec(3, 8, dtype=F16))
+    with pytest.raises(BindError, match="no axis m"):
+        explain_graph("fixed", graph, 4, GPUS["h200"])

@@ -120,7 +120,15 @@ def test_derived_axes():
         (lambda x, w: x.cast(BF16) + x, DTypeError, "add of bf16 and f16"),
         (lambda x, w: x.take_rows(x), DTypeError, "gather: rows are integers of one axis"),
         (lambda x, w: None, ProgramError, "the program returns nothing"),
-        (lambda x, w: 3, TypeError, None),
+        (lambda x, w: 3, ProgramError, "returns int, not a tensor"),
+        (lambda x, w: x * 2, ProgramError, "mul by int, not a tensor: make a constant an input"),
+        (lambda x, w: x - 1.5, ProgramError, "sub of float"),
+        (lambda x, w: x / 2, ProgramError, "div by int"),
+        (lambda x, w: x @ [1], ProgramError, "matmul by list"),
+        (lambda x, w: x.sum(2), ShapeError, r"sum: there is no axis 2 in \[m, k=8\]"),
+        (lambda x, w: x.slice(-3, 0, 1), ShapeError, "slice: there is no axis -3"),
+        (lambda x, w: concat([x, x], 2), ShapeError, "concat: there is no axis 2"),
+        (lambda x, w: x.reshape("m", ""), ShapeError, "axis ''"),
         (lambda x, w: [3], ProgramError, "returns int, not a tensor"),
         (lambda x, w: x.quantize(affine_min(4, Pattern.channel())), NoInverseError, "no inverse at run time"),
         (
@@ -171,3 +179,46 @@ def test_printing_names_every_node():
     assert "x : [m, k=256] f16" in text
     assert text.splitlines()[-1].startswith("return %")
     assert "map(" in text
+
+
+def test_axes_count_from_the_last_too():
+    def shapes(axis):
+        graph = program(
+            lambda x: (x.slice(axis, 0, 2), x.sum(axis), concat([x, x], axis)), x=spec(3, 4, dtype=F16)
+        )
+        return [sizes(out.shape) for out in graph.outputs]
+
+    assert shapes(-1) == shapes(1) == [(3, 2), (3,), (3, 8)]
+    assert shapes(-2) == shapes(0) == [(2, 4), (4,), (6, 4)]
+
+
+@pytest.mark.parametrize("axis", ["", "5", "a b", -3, 2.5, True])
+def test_an_axis_is_a_name_or_a_size(axis):
+    with pytest.raises(ShapeError, match="axis"):
+        spec(axis, 2, dtype=F16)
+
+
+@pytest.mark.parametrize(("size", "shown"), [(5, "5"), (None, "symbolic")])
+def test_an_axis_has_one_size_in_all_inputs(size, shown):
+    with pytest.raises(ShapeError, match=f"axis m is 4 in x and {shown} in y"):
+        program(
+            lambda x, y: x.sum(0) + y.sum(0),
+            x=spec(Dim("m", 4), 2, dtype=F32),
+            y=spec(Dim("m", size), 2, dtype=F32),
+        )
+
+
+def test_tensors_of_another_program_are_refused():
+    kept = []
+    program(lambda x: kept.append(x) or x, x=spec(3, 3, dtype=F16))
+    with pytest.raises(ProgramError, match="x belongs to another program"):
+        program(lambda x: kept[0] @ x, x=spec(3, 4, dtype=F16))
+
+
+def test_ragged_blocks_and_tables_say_what_they_need():
+    ragged = affine_zero(4, Pattern.blocks(1, 64, ragged=True))
+    with pytest.raises(ShapeError, match="ragged blocks of 64 need the size of axis k"):
+        program(lambda w: w, w=quantized("n", "k", chain=ragged))
+    step = Step("lookup", F16, (param("table", F16),), Pattern.tensor())
+    with pytest.raises(DTypeError, match="lookup: codes are integers, not f16"):
+        program(lambda x, table: x.mapped(step, table), x=spec(2, 2, dtype=F16), table=spec(65536, dtype=F16))

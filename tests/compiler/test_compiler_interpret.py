@@ -11,7 +11,7 @@ from tessera.compiler import Dim, interpret, program, propagate, quantized, skel
 from tessera.compiler.arithmetic import FIELD, PRIME
 from tessera.compiler.errors import BindError, CompilerError
 from tessera.numerics import QTensor, QTensorError, code_dtype, dequantize_rows, quantize, quantize_rows
-from tessera.spec import A8, F16, F32, U4, Chain, Float, Pattern, Qtile, affine_zero, plain, progressive
+from tessera.spec import A8, F16, F32, S8, U4, Chain, Float, Pattern, Qtile, affine_zero, plain, progressive
 
 M, N, K = 3, 10, 64
 
@@ -95,6 +95,10 @@ def test_dynamic_quantization_of_other_widths(bits):
         (lambda v: v.update(x=torch.randn(M, K + 1)), r"x has shape \(3, 65\), the program says \[m, k=64\]"),
         (lambda v: v.update(x=torch.randn(K)), r"x has shape \(64,\)"),
         (lambda v: v.update(x=torch.randn(M, K, device="meta")), "inputs are on several devices"),
+        (lambda v: v.update(x=[1.0]), "x is of type list: give a torch tensor or a QTensor"),
+        (lambda v: _unpack(v).update(w=torch.full((N, K), 16)), "w holds 16 to 16, u4 takes 0 to 15"),
+        (lambda v: _unpack(v).update(w=torch.full((N, K), -1)), "w holds -1 to -1"),
+        (lambda v: _unpack(v).update(w=torch.full((N, K), 0.5)), "w is torch.float32 with fractions"),
     ],
 )
 def test_inputs_that_do_not_fit_are_named(change, message):
@@ -102,6 +106,29 @@ def test_inputs_that_do_not_fit_are_named(change, message):
     change(values)
     with pytest.raises(BindError, match=message):
         interpret(linear("f32"), values)
+
+
+def _unpack(values):
+    """The quantized input as separate codes and parameters."""
+    w = values.pop("w")
+    values.update({f"w.{name}": p.codes for name, p in w.params.items()})
+    return values
+
+
+def test_rows_that_do_not_exist_are_named():
+    graph = program(lambda x, rows: x.take_rows(rows), x=spec(3, 2, dtype=F32), rows=spec("t", dtype=U4))
+    with pytest.raises(BindError, match="gather: index out of range"):
+        interpret(graph, {"x": torch.ones(3, 2), "rows": torch.tensor([3])})
+
+
+def test_a_cast_to_integers_rounds_and_is_no_identity():
+    x, values = spec(5, dtype=F32), torch.tensor([1.6, -2.5, 3.5, 300.0, -300.0])
+    graph = program(lambda x: x.cast(S8).cast(F32), x=x)
+    [y] = interpret(graph, {"x": values})
+    assert y.tolist() == [2, -2, 4, 127, -128]
+    assert not verify(program(lambda x: x, x=x), graph).equal
+    widened = program(lambda x: x.cast(S8), x=spec(5, dtype=U4))
+    assert interpret(widened, {"x": torch.arange(5)})[0].tolist() == [0, 1, 2, 3, 4]
 
 
 def test_axes_of_one_name_have_one_size():

@@ -40,6 +40,11 @@ def test_known_formats_are_found_again():
     assert affine_min(3, G).steps[0].op == with_min.steps[0].op
 
 
+def test_the_order_of_factors_and_terms_is_free():
+    assert mapping(U4, G, scale=F16, zero=U4)(lambda q, scale, zero: scale * (q - zero)) == classic
+    assert mapping(Grid(3), G, scale=F16, min=F16)(lambda q, scale, min: min + scale * q) == with_min
+
+
 def test_a_chain_of_ones_own_computes_what_was_written():
     torch.manual_seed(0)
     tile = Qtile((4, 64), codebook)
@@ -71,13 +76,19 @@ def test_and_is_deferred_where_it_is_linear():
         (lambda q, s, z: (q - z) + s, "store -z"),
         (lambda q, s, z: (q - z) - s, "two zero points"),
         (lambda q, s, z: q, "returns no scaled codes"),
-        (lambda q, s, z: q * s * s + z, None),
+        (lambda q, s, z: (q - z) * 2, "codes meet parameters only"),
+        (lambda q, s, z: (q - 8) * s, "zero point 8: codes meet parameters only"),
+        (lambda q, s, z: q * s + 2, "shift 2: codes meet parameters only"),
+        (lambda q, s, z: q * s + q, "codes meet parameters only"),
+        (lambda q, s, z: q * s * s + z, "parameter names repeat"),
+        (lambda q, s, z: z[q * s], "lookup needs integer codes"),
+        (lambda q, s, z: s[3], r"s\[3\]: a table is indexed by codes"),
         (lambda q, s: q * s, "unexpected keyword"),
         (lambda q, s, z: q**2 * s + z, "unsupported operand"),
     ],
 )
 def test_what_is_no_chain_is_refused(function, message):
-    with pytest.raises(Exception if message is None else MappingError, match=message):
+    with pytest.raises(MappingError, match=message):
         mapping(U4, G, s=F16, z=F16)(function)
 
 

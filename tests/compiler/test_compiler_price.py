@@ -1,5 +1,8 @@
 """Places, instruction counts, ranges, prices and rankings."""
 
+from dataclasses import replace
+from unittest.mock import patch
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -170,6 +173,23 @@ def test_winners_of_the_known_formats():
     assert qoq[0].candidate == find("qoq-g128", OURS)
     w8a8 = rank(propagate(skeleton("w8a8")).candidates, 16, device)
     assert w8a8[0].formula in ("(codes(x)·w)_[w.scale]_[scale(x)]", "(codes(x)·w)_[scale(x)]_[w.scale]")
+
+
+@given(
+    seconds=st.lists(st.floats(1e-6, 1.02e-6), min_size=2, max_size=6),
+    issued=st.lists(st.integers(1, 9), min_size=6, max_size=6),
+)
+def test_within_half_a_percent_of_the_fastest_the_fewest_instructions_win(seconds, issued):
+    made = price(propagate(skeleton("w8a8", 128, 128)).candidates[0], 8, H200)
+    prices = [
+        replace(made, limits={"memory": s}, launch=0.0, issued=float(i))
+        for s, i in zip(seconds, issued, strict=False)
+    ]
+    with patch("tessera.compiler.price.price", side_effect=prices):
+        best = rank(range(len(prices)), 8, H200)[0]
+    near = [p for p in prices if p.seconds <= 1.005 * min(seconds)]
+    assert best.issued == min(p.issued for p in near)
+    assert best in near
 
 
 def test_break_even_is_where_the_instructions_are_equal():

@@ -19,15 +19,17 @@ from tessera.compiler import (
     spec,
     verify,
 )
-from tessera.compiler.errors import UnequalError, UnknownSkeletonError
+from tessera.compiler.errors import BindError, UnequalError, UnknownSkeletonError
 from tessera.compiler.rules import table
 from tessera.compiler.skeletons import NAMES
 from tessera.compiler.verify import small_sizes
 from tessera.spec import (
     A8,
     F16,
+    F32,
     U4,
     Chain,
+    Grid,
     GroupSizeError,
     Pattern,
     RecipeError,
@@ -211,6 +213,32 @@ def test_a_swapped_scale_is_caught_by_the_field_and_by_float64():
     assert verdict.error > verdict.bound
 
 
+def test_graphs_of_other_outputs_are_unequal_and_of_other_inputs_refused():
+    x, w = spec("m", 8, dtype=F16), spec(8, 8, dtype=F16)
+    graph = program(lambda x, w: x @ w, x=x, w=w)
+    for other in (lambda x, w: x, lambda x, w: (x @ w, x), lambda x, w: (x @ w).cast(F16)):
+        assert not verify(graph, program(other, x=x, w=w)).equal
+    with pytest.raises(BindError, match="graphs of different inputs: x .* and y "):
+        verify(graph, program(lambda y, w: y @ w, y=x, w=w))
+
+
+def test_a_division_by_zero_hides_no_difference():
+    """Integers are drawn from the whole of a small grid, zero included."""
+    x, d = spec(64, dtype=F32), spec(64, dtype=Grid(1))
+    graph = program(lambda x, d: x / d, x=x, d=d)
+    assert verify(graph, graph).equal
+    verdict = verify(graph, program(lambda x, d: -x / d, x=x, d=d))
+    assert not verdict.exact
+    assert verdict.error > verdict.bound
+
+
+@pytest.mark.parametrize("budget", [-1, 0, 1])
+def test_the_smallest_budget_leaves_the_eager_graph(budget):
+    search = propagate(skeleton("w4a16-g128"), max_candidates=budget)
+    assert len(search.candidates) == 1
+    assert not search.complete
+
+
 def test_small_sizes_keep_two_groups():
     search = propagate(skeleton("zero4-b2x64"))
     assert small_sizes(*(c.graph for c in search.candidates)) == {"m": 3, "k": 128, "n": 4}
@@ -220,8 +248,9 @@ def test_small_sizes_keep_two_groups():
 def test_skeletons_that_do_not_exist_or_do_not_fit():
     with pytest.raises(UnknownSkeletonError, match="no skeleton 'nf5'"):
         skeleton("nf5")
-    with pytest.raises(UnknownSkeletonError):
-        skeleton("sym4-q")
+    for name in ("sym4-q", "zero4-g0", "zero4-b0x2"):
+        with pytest.raises(UnknownSkeletonError, match="one of sym1 to sym8, .* nf4, fp8"):
+            skeleton(name)
     with pytest.raises(RecipeError):
         skeleton("w5a16")
     with pytest.raises(GroupSizeError, match="blocks of 128 do not divide k = 200"):

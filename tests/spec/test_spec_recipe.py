@@ -35,6 +35,7 @@ def test_grammar(text, full):
         ("w4a4", "activation bits 4"),
         ("w4a8kv8", "KV bits 8"),
         ("w4-g96", "group 96 is not one of 32, 64, 128, chn"),
+        ("w4-g0", "is not w<bits>"),
         ("w4-g128-magic", "algorithm magic"),
         ("w8a8-g128", "per channel"),
         ("w4a16-g128-qoq", "W4A8 algorithm"),

@@ -52,6 +52,8 @@ def explain(
         _print(e)
     if picture is not None:
         console.note(f"{picture}: the eager graph and the winner")
+    if not e.proved:
+        raise typer.Exit(1)
 
 
 def _print(e: "Explanation") -> None:

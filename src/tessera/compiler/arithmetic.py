@@ -44,6 +44,7 @@ class Arithmetic(Protocol):
     def total(self, x: Tensor, axis: int, keep: bool) -> Tensor: ...
     def index(self, x: Tensor) -> Tensor: ...
     def function(self, name: str, x: Tensor) -> Tensor: ...
+    def round(self, x: Tensor, grid: Grid) -> Tensor: ...
     def quantize(self, x: Tensor, grid: Grid) -> tuple[Tensor, Tensor]: ...
 
 
@@ -76,6 +77,10 @@ class Real:
             raise CompilerError(f"function {name!r} is not one that is computed here: {', '.join(FUNCTIONS)}")
         return FUNCTIONS[name](x)
 
+    def round(self, x: Tensor, grid: Grid) -> Tensor:
+        """To the nearest of the grid, ties to even; what is outside goes to its ends."""
+        return x.round().clamp(grid.low, grid.high)
+
     def quantize(self, x: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """Codes and scales per row of the last axis; int8 as `numerics.quantize_rows` does, in float32."""
         if grid == S8N:
@@ -98,8 +103,8 @@ class Magnitude(Real):
 
 
 class Field:
-    """int64 modulo PRIME. Functions are unknown ones: equal arguments give equal, otherwise arbitrary,
-    results.
+    """int64 modulo PRIME. Functions and rounding are unknown ones: equal arguments give equal, otherwise
+    arbitrary, results.
     """
 
     def load(self, values: Tensor) -> Tensor:
@@ -135,6 +140,9 @@ class Field:
                 result = self.mul(result, power)
             power = self.mul(power, power)
         return result
+
+    def round(self, x: Tensor, grid: Grid) -> Tensor:
+        return self._unknown(f"round to {grid}", x)
 
     def quantize(self, x: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         weights = self._unknown("row", torch.arange(x.shape[-1]))

@@ -18,6 +18,12 @@ class Dim:
     size: int | None = None
     of: "tuple[str, Dim, Dim] | None" = None
 
+    def __post_init__(self) -> None:
+        if self.size is not None and (type(self.size) is not int or self.size < 0):
+            raise ShapeError(f"axis {self.name!r} has size {self.size!r}: sizes are whole numbers from 0 on")
+        if self.of is None and not self.name.isidentifier() and self.name != str(self.size):
+            raise ShapeError(f"axis {self.name!r}: write a name such as 'm', or a size as a number")
+
     def __truediv__(self, parts: int) -> "Dim":
         """Axis of blocks of `parts` elements. Raises ShapeError where they do not divide."""
         if parts == 1:

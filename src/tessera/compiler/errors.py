@@ -20,7 +20,10 @@ class ParameterError(CompilerError):
 
 
 class ProgramError(CompilerError):
-    """The program is empty, cyclic, or returns what is not a tensor of it."""
+    """The program is empty, or uses or returns what is not a tensor of it.
+
+    Cyclic ones cannot be written: an operation takes tensors that exist already.
+    """
 
 
 class BindError(CompilerError):

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
+from tessera.compiler.errors import BindError
 from tessera.compiler.graph import QGraph
 from tessera.compiler.materialise import Place
 from tessera.compiler.price import Price, Span, break_even, rank, spans
@@ -67,7 +68,12 @@ def explain(name: str, m: int, n: int, k: int, device: Device) -> Explanation:
 
 
 def explain_graph(name: str, graph: QGraph, m: int, device: Device) -> Explanation:
-    """Search, prove and price any program; `m` binds its axis of that name, all others have to be known."""
+    """Search, prove and price any program; `m` binds its axis of that name, all others have to be known.
+
+    Raises BindError where the program has no axis m: prices would not depend on it.
+    """
+    if "m" not in graph.axes():
+        raise BindError(f"the program has no axis m to price it over: {graph.signature()}")
     search = propagate(graph)
     verdicts = tuple(verify(graph, c.graph) for c in search.candidates)
     prices = tuple(rank(search.candidates, m, device))

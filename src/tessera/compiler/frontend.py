@@ -1,6 +1,6 @@
 """Python front end: a function over symbolic tensors becomes a QGraph.
 
-graph = program(lambda x, w: x @ w.T, x=spec("m", 4096, F16), w=weight((4096, 4096), chain))
+graph = program(lambda x, w: x @ w.T, x=spec("m", 4096, dtype=F16), w=quantized(4096, 4096, chain=chain))
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from tessera.compiler import ops
 from tessera.compiler.dims import ONE, Dim, Shape, fixed
 from tessera.compiler.errors import CompilerError, ProgramError, ShapeError
 from tessera.compiler.graph import QGraph
-from tessera.compiler.node import Node
+from tessera.compiler.node import Node, walk
 from tessera.spec import Chain, DType, Qtile, Step
 
 Axis = Dim | str | int
@@ -45,15 +45,38 @@ def program(function: Callable[..., "Tensor | Sequence[Tensor]"], /, **inputs: S
     """The QGraph of `function` called with a symbolic tensor for each input.
 
     A quantized input `w` brings its parameters as inputs of their own, named `w.scale` and so on. Raises
-    ProgramError for a function that returns no tensor or one that does not depend on its inputs, ShapeError
-    and DTypeError from operations.
+    ProgramError for a function that returns no tensor, or one of another program, ShapeError and DTypeError
+    from operations.
     """
-    result = function(**{name: Tensor(_input(name, s)) for name, s in inputs.items()})
-    outputs = (result,) if isinstance(result, Tensor) else tuple(result or ())
-    for out in outputs:
-        if not isinstance(out, Tensor):
-            raise ProgramError(f"the program returns {type(out).__name__}, not a tensor")
-    return QGraph(tuple(out.node for out in outputs))
+    given = {name: Tensor(_input(name, s)) for name, s in inputs.items()}
+    result = function(**given)
+    outputs = tuple(result) if isinstance(result, tuple | list) else () if result is None else (result,)
+    graph = QGraph(tuple(_node(out, "the program returns") for out in outputs))
+    known = {node for tensor in given.values() for node in walk(tensor.node)}
+    if foreign := [str(n.attr(0)) for n in graph.inputs if n not in known]:
+        raise ProgramError(f"{', '.join(foreign)} belongs to another program: pass it as an input")
+    _one_size_each(graph)
+    return graph
+
+
+def _one_size_each(graph: QGraph) -> None:
+    """Raises ShapeError where two inputs have an axis of one name and not of one size."""
+    first: dict[str, tuple[Dim, Node]] = {}
+    for node in graph.inputs:
+        for dim in node.shape:
+            other, owner = first.setdefault(dim.name, (dim, node))
+            if other.size != dim.size:
+                raise ShapeError(
+                    f"axis {dim.name} is {other.size or 'symbolic'} in {owner.attr(0)} and "
+                    f"{dim.size or 'symbolic'} in {node.attr(0)}"
+                )
+
+
+def _node(x: object, what: str) -> Node:
+    """The node of a tensor. Raises ProgramError for anything else."""
+    if not isinstance(x, Tensor):
+        raise ProgramError(f"{what} {type(x).__name__}, not a tensor: make a constant an input")
+    return x.node
 
 
 def _input(name: str, s: Spec) -> Node:
@@ -92,20 +115,20 @@ class Tensor:
         return self.node.qtile()
 
     def __matmul__(self, other: Self) -> Self:
-        return self._new(ops.matmul(self.node, other.node))
+        return self._new(ops.matmul(self.node, _node(other, "matmul by")))
 
     def __add__(self, other: Self) -> Self:
-        return self._new(ops.add(*self._broadcast(other)))
+        return self._new(ops.add(*self._broadcast(_node(other, "add of"))))
 
     def __sub__(self, other: Self) -> Self:
-        return self + -other
+        return self + self._new(ops.neg(_node(other, "sub of")))
 
     def __mul__(self, other: Self) -> Self:
-        return self._new(ops.mul(*self._broadcast(other)))
+        return self._new(ops.mul(*self._broadcast(_node(other, "mul by"))))
 
     def __truediv__(self, other: Self) -> Self:
         """By a plain tensor, or by a Qtile that is then dequantized."""
-        return self * other.apply("reciprocal")
+        return self * self._new(ops.function("reciprocal", _node(other, "div by")))
 
     def __neg__(self) -> Self:
         return self._new(ops.neg(self.node))
@@ -125,7 +148,7 @@ class Tensor:
         return self._new(ops.slice_(self.node, axis, start, stop))
 
     def take_rows(self, rows: Self) -> Self:
-        return self._new(ops.gather(self.node, rows.node))
+        return self._new(ops.gather(self.node, _node(rows, "gather of")))
 
     def sum(self, axis: int) -> Self:
         return self._new(ops.reduce_sum(self.node, axis))
@@ -145,10 +168,10 @@ class Tensor:
         """This tensor as codes of a further step with computed parameters."""
         return self._new(ops.mapped(self.node, step, [p.node for p in params]))
 
-    def _broadcast(self, other: Self) -> tuple[Node, Node]:
+    def _broadcast(self, other: Node) -> tuple[Node, Node]:
         """Both at one shape: axes aligned from the last, missing ones and those of one element repeated."""
-        rank = max(self.node.rank, other.node.rank)
-        left, right = _padded(self.node, rank), _padded(other.node, rank)
+        rank = max(self.node.rank, other.rank)
+        left, right = _padded(self.node, rank), _padded(other, rank)
         shape = tuple(b if a == ONE else a for a, b in zip(left.shape, right.shape, strict=True))
         return ops.repeat(left, _fit(left, shape)), ops.repeat(right, _fit(right, shape))
 

@@ -11,10 +11,10 @@ from tessera.compiler.arithmetic import REAL, Arithmetic
 from tessera.compiler.dims import show, sizes
 from tessera.compiler.errors import BindError
 from tessera.compiler.graph import QGraph
-from tessera.compiler.node import MAP, Node
+from tessera.compiler.node import MAP, Node, rounds
 from tessera.numerics import FLOAT_DTYPES, QTensor, code_dtype
 from tessera.numerics.blocks import spread
-from tessera.spec import Float
+from tessera.spec import Float, Grid
 
 log = logging.getLogger(__name__)
 
@@ -23,14 +23,18 @@ def interpret(graph: QGraph, inputs: Mapping[str, Tensor | QTensor]) -> tuple[Te
     """Outputs of the graph for `inputs` by name; a quantized input is one QTensor, its parameters included.
 
     Computed in float64 and rounded once to each output's type. Logs that this is no kernel. Raises BindError
-    for inputs that are missing, unknown, of another shape than the program says, or on several devices.
+    for inputs that are missing, unknown, of another shape than the program says, not of its integers, or on
+    several devices, and for gathered rows that do not exist.
     """
     values = dict(_flat(inputs))
     bound = graph.bind(_sizes(graph, values))
     log.warning(
         "interpreted in torch, slowly: no kernel computes %d operations of this program", len(bound.nodes)
     )
-    results = evaluate(bound, values, REAL)
+    try:
+        results = evaluate(bound, values, REAL)
+    except IndexError as error:
+        raise BindError(f"gather: {error}") from error
     return tuple(r.to(_dtype(node)) for r, node in zip(results, bound.outputs, strict=True))
 
 
@@ -50,7 +54,7 @@ def _map(m: Arithmetic, node: Node, q: Tensor, *params: Tensor) -> Tensor:
     """One step of `spec`, with parameters spread over the elements that share them."""
     step = node.step
     if step.op == "cast":
-        return q
+        return _cast(m, node, q)
     if step.op == "lookup":
         return params[0][m.index(q)]
     p = [spread(x, step.pattern, q.shape) for x in params]
@@ -64,6 +68,10 @@ def _map(m: Arithmetic, node: Node, q: Tensor, *params: Tensor) -> Tensor:
         case _:
             s, z = p
             return m.mul(m.add(q, m.neg(z)), s)
+
+
+def _cast(m: Arithmetic, node: Node, x: Tensor) -> Tensor:
+    return m.round(x, node.dtype) if isinstance(node.dtype, Grid) and rounds(node) else x
 
 
 def _sum_terms(m: Arithmetic, node: Node, *terms: Tensor) -> Tensor:
@@ -93,7 +101,7 @@ _EVALUATE: Final[dict[str, Callable[..., Tensor]]] = {
     "matmul": lambda m, node, a, b: m.matmul(a, b),
     "reduce_sum": lambda m, node, x: m.total(x, *node.attrs),
     "function": lambda m, node, x: m.function(node.attr(0), x),
-    "cast": lambda m, node, x: x,
+    "cast": _cast,
     "quantize_codes": lambda m, node, x: m.quantize(x, node.attr(0))[0],
     "quantize_scale": lambda m, node, x: m.quantize(x, node.attr(0))[1],
     MAP: _map,
@@ -111,8 +119,10 @@ def _flat(inputs: Mapping[str, Tensor | QTensor]) -> Iterator[tuple[str, Tensor]
         if isinstance(value, QTensor):
             yield name, value.codes
             yield from _flat({f"{name}.{key}": param for key, param in value.params.items()})
-        else:
+        elif isinstance(value, Tensor):
             yield name, value
+        else:
+            raise BindError(f"{name} is of type {type(value).__name__}: give a torch tensor or a QTensor")
 
 
 def _sizes(graph: QGraph, values: Mapping[str, Tensor]) -> dict[str, int]:
@@ -138,7 +148,17 @@ def _sizes(graph: QGraph, values: Mapping[str, Tensor]) -> dict[str, int]:
             fits = fits and dim.bind(found).size == size
         if not fits:
             raise BindError(f"{name} has shape {shape}, the program says {show(node.shape)}")
+        if isinstance(node.dtype, Grid):
+            _require_integers(name, values[name], node.dtype)
     return found
+
+
+def _require_integers(name: str, x: Tensor, grid: Grid) -> None:
+    if x.is_floating_point() and not x.double().frac().eq(0).all():
+        raise BindError(f"{name} is {x.dtype} with fractions, the program says {grid}")
+    low, high = (int(x.min()), int(x.max())) if x.numel() else (grid.low, grid.high)
+    if low < grid.low or high > grid.high:
+        raise BindError(f"{name} holds {low} to {high}, {grid} takes {grid.low} to {grid.high}")
 
 
 def _dtype(node: Node) -> torch.dtype:

@@ -9,11 +9,11 @@ knows which parts of it can be deferred.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 from tessera.compiler.errors import MappingError
-from tessera.spec import F16, F32, Chain, DType, Float, Param, Pattern, Step
+from tessera.spec import F16, F32, Chain, DType, Float, Param, Pattern, SpecError, Step
 
 ParamSpec = DType | Chain | tuple[DType | Chain, Pattern]
 """Storage of a parameter, with its own group pattern where that differs from the mapping's."""
@@ -27,6 +27,8 @@ class Parameter:
     pattern: Pattern
 
     def __getitem__(self, codes: "Value") -> "Value":
+        if not isinstance(codes, Value):
+            raise MappingError(f"{self.param.name}[{codes!r}]: a table is indexed by codes")
         return codes.then("lookup", self)
 
 
@@ -38,6 +40,7 @@ class Value:
     zero: Parameter | None = None
 
     def __mul__(self, other: Parameter) -> Self:
+        _require_parameter("scale", other)
         if self.zero is None:
             return self.then("scale", other)
         if self.zero.pattern != other.pattern:
@@ -45,6 +48,7 @@ class Value:
         return type(self)(self.steps).then("affine_zero", other, self.zero)
 
     def __add__(self, other: Parameter) -> Self:
+        _require_parameter("shift", other)
         last = self.steps[-1] if self.steps else None
         if last is None or last.op != "scale" or last.pattern != other.pattern or self.zero is not None:
             return self.then("shift", other)
@@ -52,21 +56,24 @@ class Value:
         return type(self)(self.steps[:-1]).then("affine_min", scale, other)
 
     def __sub__(self, other: Parameter) -> Self:
+        _require_parameter("zero point", other)
         if self.zero is not None:
             raise MappingError("two zero points are subtracted one after the other: store their sum")
         return type(self)(self.steps, other)
 
+    __rmul__, __radd__ = __mul__, __add__
+
     def then(self, op: str, *params: Parameter) -> Self:
-        for p in params:
-            if not isinstance(p, Parameter):
-                raise MappingError(
-                    f"{op} by {p!r}: codes meet parameters only; make the constant a parameter"
-                )
         if self.zero is not None:
             raise MappingError(f"q - {self.zero.param.name} is not scaled: store -z and write q + z")
         out: DType = F32 if op != "lookup" else params[0].param.chain.out
         step = Step(op, out, tuple(p.param for p in params), params[0].pattern)
         return type(self)((*self.steps, step))
+
+
+def _require_parameter(what: str, value: object) -> None:
+    if not isinstance(value, Parameter):
+        raise MappingError(f"{what} {value!r}: codes meet parameters only; make the constant a parameter")
 
 
 def mapping(
@@ -88,7 +95,10 @@ def mapping(
             raise MappingError(
                 f"{function.__name__} returns no scaled codes; a last 'q - z' has to be 'q + z'"
             )
-        chain = Chain(codes, (*value.steps[:-1], _with_out(value.steps[-1], out)))
+        try:
+            chain = Chain(codes, (*value.steps[:-1], replace(value.steps[-1], out=out)))
+        except SpecError as error:
+            raise MappingError(f"{function.__name__}: {error}") from error
         if unused := given.keys() - {p.name for p in chain.params()}:
             raise MappingError(f"{function.__name__} does not use {', '.join(sorted(unused))}")
         return chain
@@ -99,10 +109,6 @@ def mapping(
 def _parameter(name: str, spec: ParamSpec, pattern: Pattern) -> Parameter:
     storage, own = spec if isinstance(spec, tuple) else (spec, pattern)
     return Parameter(Param(name, storage if isinstance(storage, Chain) else Chain(storage)), own)
-
-
-def _with_out(step: Step, out: DType) -> Step:
-    return Step(step.op, out, step.params, step.pattern)
 
 
 __all__ = ["Parameter", "Value", "mapping"]

@@ -11,7 +11,7 @@ from hashlib import blake2b
 from typing import Any, Final
 
 from tessera.compiler.dims import Dim, Shape, sizes
-from tessera.spec import Chain, DType, Param, Pattern, Qtile, Step
+from tessera.spec import Chain, DType, Float, Param, Pattern, Qtile, Step
 
 MAP: Final = "map"
 
@@ -80,6 +80,15 @@ class Node:
             for i, s in enumerate(steps)
         )
         return Qtile(sizes(self.shape), Chain(node.dtype, named))
+
+
+def rounds(node: Node) -> bool:
+    """Whether the node casts to integers what they may not hold."""
+    is_cast = node.op == "cast" or (node.op == MAP and node.step.op == "cast")
+    if not is_cast or isinstance(node.dtype, Float):
+        return False
+    source = node.args[0].dtype
+    return isinstance(source, Float) or source.low < node.dtype.low or source.high > node.dtype.high
 
 
 def _plain(value: object) -> object:

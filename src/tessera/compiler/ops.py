@@ -70,7 +70,7 @@ def matmul(left: Node, right: Node) -> Node:
 
 def reduce_sum(x: Node, axis: int, *, keep: bool = False) -> Node:
     """Sum along `axis`, which is dropped or kept as size 1."""
-    return make("reduce_sum", (x,), (axis % x.rank, keep))
+    return make("reduce_sum", (x,), (_axis("sum", x, axis), keep))
 
 
 def function(name: str, x: Node) -> Node:
@@ -132,6 +132,9 @@ def param_shape(shape: Shape, pattern: Pattern) -> Shape:
             f"pattern {pattern} has {pattern.rank} axes, the tensor {show(shape)} has {len(shape)}"
         )
     if pattern.ragged:
+        for dim, block in zip(shape, pattern.block, strict=True):
+            if dim.size is None and block not in (1, WHOLE):
+                raise ShapeError(f"ragged blocks of {block} need the size of axis {dim}")
         counts = pattern.counts(tuple(d.size or 0 for d in shape))
         return tuple(d if b == 1 else fixed(c) for d, b, c in zip(shape, pattern.block, counts, strict=True))
     return tuple(
@@ -157,11 +160,12 @@ def reshape(x: Node, shape: Sequence[Dim]) -> Node:
 
 
 def slice_(x: Node, axis: int, start: int, stop: int) -> Node:
-    return make("slice", (x,), (axis, start, stop))
+    return make("slice", (x,), (_axis("slice", x, axis), start, stop))
 
 
 def concat(parts: Sequence[Node], axis: int) -> Node:
-    return make("concat", parts, (axis,))
+    axes = [_axis("concat", part, axis) for part in parts]
+    return make("concat", parts, (axes[0],))
 
 
 def gather(x: Node, rows: Node) -> Node:
@@ -172,6 +176,13 @@ def gather(x: Node, rows: Node) -> Node:
 def repeat(x: Node, shape: Sequence[Dim]) -> Node:
     """Every entry repeated along each axis until the result has `shape`."""
     return x if tuple(shape) == x.shape else make("repeat", (x,), (tuple(shape),))
+
+
+def _axis(op: str, x: Node, axis: int) -> int:
+    """`axis` counted from the first. Raises ShapeError where x has no such axis."""
+    if not -x.rank <= axis < x.rank:
+        raise ShapeError(f"{op}: there is no axis {axis} in {show(x.shape)}")
+    return axis % x.rank
 
 
 # Inference --------------------------------------------------------------------------------------------------
@@ -257,6 +268,8 @@ def _map(args: Args, attrs: Attrs) -> Result:
     if len(params) != len(step.params):
         raise ParameterError(f"{step.op} takes {len(step.params)} parameters, {len(params)} were given")
     if step.op == "lookup":
+        if not isinstance(codes.dtype, Grid):
+            raise DTypeError(f"lookup: codes are integers, not {codes.dtype}")
         wanted: Shape = (fixed(1 << codes.dtype.bits),)
     else:
         wanted = param_shape(codes.shape, step.pattern)
@@ -278,13 +291,13 @@ def _transpose(args: Args, attrs: Attrs) -> Result:
 
 def _reshape(args: Args, attrs: Attrs) -> Result:
     [x], [shape] = args, attrs
-    old, new = _product(x.shape), _product(shape)
-    if not agree(old, new):
+    old, new = _elements(x.shape), _elements(shape)
+    if old != new:
         raise ShapeError(f"reshape of {show(x.shape)} to {show(shape)}: {old} elements are not {new}")
     return shape, x.dtype
 
 
-def _product(shape: Shape) -> Dim:
+def _elements(shape: Shape) -> str:
     """Number of elements: known sizes multiplied, symbolic axes by name and in order of names."""
     known, names = 1, []
     for dim in shape:
@@ -292,7 +305,7 @@ def _product(shape: Shape) -> Dim:
             names.append(dim.name)
         else:
             known *= dim.size
-    return Dim("*".join([*sorted(names), str(known)]), None if names else known)
+    return "*".join([*sorted(names), str(known)])
 
 
 def _slice(args: Args, attrs: Attrs) -> Result:

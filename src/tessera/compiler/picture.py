@@ -130,7 +130,7 @@ def _boxes(work: Materialised) -> Iterator[Box]:
         for arg in below:
             yield from visit(arg)
         keys = tuple(dict.fromkeys(_plain(a).key for a in below))
-        if x.op == "matmul":
+        if x.key in kinds:
             p = kinds[x.key]
             groups = f", {p.batch} groups" if p.batch > 1 else ""
             size = f"[{p.m}, {p.k}] · [{p.k}, {p.n}]{groups}"

@@ -2,17 +2,17 @@
 
 Closed form, no measurement of this kernel: the slowest of the resources, as if all others hid behind it. Only
 the work at a group's end does not hide: it waits for the group's product, and its warps start no other
-meanwhile (an H200 shows the sum of both, notes/2026-11-30-compiler.md). Times that differ by less than half a
-percent rank by instructions issued, since what is not the bottleneck still costs power and registers.
+meanwhile (an H200 shows the sum of both, notes/2026-11-30-compiler.md). All that take at most half a percent
+longer than the fastest rank by instructions issued, since what is not the bottleneck still costs power and
+registers.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil, log
+from math import ceil
 from typing import Final
 
 from tessera.compiler.errors import PriceError
-from tessera.compiler.graph import QGraph
 from tessera.compiler.instructions import NOTHING, Cost, in_registers
 from tessera.compiler.materialise import Materialised, Place, Product, materialise
 from tessera.compiler.printing import formula
@@ -72,11 +72,15 @@ class Price:
 
 
 def price(candidate: Candidate, m: int, device: Device) -> Price:
-    """Price of a candidate for m tokens. Raises PriceError for a device whose rates are not known."""
+    """Price of a candidate for m tokens, the size of its axis m.
+
+    Raises PriceError for a device whose rates are not known, BindError for a graph without that axis.
+    """
     if device.sms == 0 or device.clock == 0:
         raise PriceError(f"{device.name} has no stated SMs and clock: give a GPU, or custom:…,sms=…,clock=…")
     padded = ceil(m / TOKEN_STEP) * TOKEN_STEP
-    real, work = (materialise(_at(candidate.graph, tokens)) for tokens in (m, padded))
+    real = materialise(candidate.graph.bind({"m": m}))
+    work = real if padded == m else materialise(candidate.graph.bind({"m": padded}))
     passes = ceil(padded / TOKEN_TILE)
     outputs = max(1, _outputs(work))
     weight, registers = _register_costs(work, passes)
@@ -107,13 +111,8 @@ def price(candidate: Candidate, m: int, device: Device) -> Price:
 def rank(candidates: Sequence[Candidate], m: int, device: Device) -> list[Price]:
     """Prices of all candidates, best first; those that cannot run last."""
     prices = [price(c, m, device) for c in candidates]
-    return sorted(
-        prices, key=lambda p: (p.reason is not None, round(log(p.seconds) / TIE), p.issued, p.bytes)
-    )
-
-
-def _at(graph: QGraph, m: int) -> QGraph:
-    return graph.bind({"m": m}) if "m" in graph.axes() else graph
+    tied = (1 + TIE) * min((p.seconds for p in prices if p.reason is None), default=0.0)
+    return sorted(prices, key=lambda p: (p.reason is not None, max(p.seconds, tied), p.issued, p.bytes))
 
 
 def _outputs(work: Materialised) -> int:

@@ -52,7 +52,10 @@ class Propagation:
 
 
 def propagate(graph: QGraph, max_candidates: int = MAX_CANDIDATES) -> Propagation:
-    """Every equivalent QGraph, or the first `max_candidates`. The order depends on the program alone."""
+    """Every equivalent QGraph, or the first `max_candidates`, of which the eager one is always the first.
+
+    The order depends on the program alone.
+    """
     start = time.perf_counter()
     canonical = Canonical()
     eager = canonical.graph(graph)
@@ -72,7 +75,7 @@ def propagate(graph: QGraph, max_candidates: int = MAX_CANDIDATES) -> Propagatio
                 new = _apply(current, outcome, canonical)
                 if new.graph.key in found:
                     continue
-                if len(found) == max_candidates:
+                if len(found) >= max_candidates:
                     complete = False
                     break
                 found[new.graph.key] = new

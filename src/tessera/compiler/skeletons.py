@@ -119,14 +119,22 @@ def chains(name: str) -> tuple[Chain, Chain]:
     if re.match(r"w\d|qoq", name):
         recipe = Recipe.parse(name)
         return recipe.weight_chain(), recipe.activation_chain()
-    match = re.fullmatch(r"(?P<format>.+?)(?P<a8>a8)?(?:-(?P<pattern>t|chn|i|g\d+|b\d+x\d+))?", name)
+    match = re.fullmatch(
+        r"(?P<format>.+?)(?P<a8>a8)?(?:-(?P<pattern>t|chn|i|g[1-9]\d*|b[1-9]\d*x[1-9]\d*))?", name
+    )
     if not match or match["format"] not in FORMATS:
         raise UnknownSkeletonError(
-            f"no skeleton {name!r}: a recipe (w4a16-g128, qoq-g128), or one of {', '.join(FORMATS)} "
+            f"no skeleton {name!r}: a recipe (w4a16-g128, qoq-g128), or one of {_known()}, "
             "with a8 for int8 activations and -t, -chn, -g<size>, -b<rows>x<columns> or -i, such as nf4-g64",
             param="recipe",
         )
     return FORMATS[match["format"]](pattern_of(match["pattern"] or "g128")), A8 if match["a8"] else A16
+
+
+def _known() -> str:
+    """Names of formats, those of every width as one."""
+    widths = [f"{name}1 to {name}8" for name in _BY_BITS]
+    return ", ".join([*widths, *(f for f in FORMATS if f[:-1] not in _BY_BITS)])
 
 
 def pattern_of(text: str) -> Pattern:

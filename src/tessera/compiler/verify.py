@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from tessera.compiler.arithmetic import FIELD, FUNCTIONS, MAGNITUDE, PRIME, REAL
-from tessera.compiler.errors import CompilerError, UnequalError
+from tessera.compiler.errors import BindError, CompilerError, UnequalError
 from tessera.compiler.graph import QGraph
 from tessera.compiler.interpret import evaluate
-from tessera.compiler.node import MAP, Node, walk
+from tessera.compiler.node import MAP, Node, rounds, walk
 from tessera.spec import WHOLE, Grid
 
 UNIT: Final = 2.0**-53
@@ -50,8 +50,11 @@ class Verdict:
 
 def verify(eager: QGraph, candidate: QGraph, *, seed: int = 0) -> Verdict:
     """Compare two graphs of the same inputs at small sizes that keep every group (or at their own where those
-    are tied to numbers in the program). Deterministic for a seed.
+    are tied to numbers in the program). Graphs whose outputs differ in number, shape or type are unequal.
+    Deterministic for a seed. Raises BindError where the candidate takes inputs that the eager graph has not.
     """
+    if not set(candidate.inputs) <= set(eager.inputs):
+        raise BindError(f"graphs of different inputs: {eager.signature()}; and {candidate.signature()}")
     sizes = small_sizes(eager, candidate)
     try:
         left, right = eager.bind(sizes), candidate.bind(sizes)
@@ -60,6 +63,8 @@ def verify(eager: QGraph, candidate: QGraph, *, seed: int = 0) -> Verdict:
         left, right = eager.bind(sizes), candidate.bind(sizes)
     generator = torch.Generator().manual_seed(seed)
     points = {str(n.attr(0)): _point(n, left, generator) for n in left.inputs}
+    if [(n.shape, n.dtype) for n in left.outputs] != [(n.shape, n.dtype) for n in right.outputs]:
+        return Verdict(False, None, None, sizes)
     exact = all(map(torch.equal, evaluate(left, points, FIELD), evaluate(right, points, FIELD)))
     error, bound = _rounding(left, right, generator)
     return Verdict(exact, error, bound, sizes)
@@ -132,8 +137,9 @@ def _rounding(left: QGraph, right: QGraph, generator: torch.Generator) -> tuple[
     error = 0.0
     results = evaluate(left, values, REAL), evaluate(right, values, REAL), _scale(left, right, values)
     for a, b, scale in zip(*results, strict=True):
-        worst = ((a - b).abs() / scale.clamp_min(1e-300)).max()
-        error = max(error, float(worst))
+        finite = a.isfinite() & b.isfinite()  # a division by zero has no error to bound
+        off = ((a - b).abs() / scale.clamp_min(1e-300))[finite]
+        error = max(error, float(off.max())) if off.numel() else error
     return error, n * UNIT / (1 - n * UNIT)
 
 
@@ -145,7 +151,7 @@ def _scale(left: QGraph, right: QGraph, values: dict[str, Tensor]) -> list[Tenso
 def _crooked(graph: QGraph) -> bool:
     """Whether a function or rounding is applied to something computed: no error bound passes it."""
     for node in graph.nodes:
-        if node.op in ("function", "quantize_codes", "quantize_scale"):
+        if node.op in ("function", "quantize_codes", "quantize_scale") or rounds(node):
             computed = any(n.op in _ARITHMETIC for n in walk(*node.args))
             if computed or (node.op == "function" and node.attr(0) not in FUNCTIONS):
                 return True

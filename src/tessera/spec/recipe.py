@@ -23,7 +23,7 @@ GROUPS: Final = (32, 64, 128)
 PER_CHANNEL: Final = WHOLE
 
 _RECIPE = re.compile(
-    r"w(?P<w>\d+)(?:a(?P<a>\d+))?(?:kv(?P<kv>\d+))?(?:-(?:g(?P<g>\d+)|(?P<chn>chn)))?(?:-(?P<algo>[a-z]+))?"
+    r"w(?P<w>\d+)(?:a(?P<a>\d+))?(?:kv(?P<kv>\d+))?(?:-(?:g(?P<g>[1-9]\d*)|(?P<chn>chn)))?(?:-(?P<algo>[a-z]+))?"
 )
 _QOQ = re.compile(r"qoq(?P<group>-g\d+|-chn)?")
 

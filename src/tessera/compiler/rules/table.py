@@ -92,7 +92,7 @@ def _add(node: Node) -> Iterator[Outcome]:
             for new in sums:
                 yield Rewrite(row, node, add(new, *rest))
             if not sums:
-                yield Refusal("add", row, "× (the scales differ)")
+                yield Refusal("add", row, "× (only a scale that both have can leave a sum)")
 
 
 def _sides(x: Node) -> list[Form]:
