@@ -21,7 +21,7 @@ from tessera.compiler import (
 )
 from tessera.compiler.errors import BindError, UnequalError, UnknownSkeletonError
 from tessera.compiler.rules import table
-from tessera.compiler.skeletons import NAMES
+from tessera.compiler.skeletons import FORMATS, NAMES
 from tessera.compiler.verify import small_sizes
 from tessera.spec import (
     A8,
@@ -218,7 +218,7 @@ def test_graphs_of_other_outputs_are_unequal_and_of_other_inputs_refused():
     graph = program(lambda x, w: x @ w, x=x, w=w)
     for other in (lambda x, w: x, lambda x, w: (x @ w, x), lambda x, w: (x @ w).cast(F16)):
         assert not verify(graph, program(other, x=x, w=w)).equal
-    with pytest.raises(BindError, match="graphs of different inputs: x .* and y "):
+    with pytest.raises(BindError, match=r"graphs of different inputs: x .* and y "):
         verify(graph, program(lambda y, w: y @ w, y=x, w=w))
 
 
@@ -239,6 +239,15 @@ def test_the_smallest_budget_leaves_the_eager_graph(budget):
     assert not search.complete
 
 
+def test_outputs_keep_their_float_types():
+    """NVFP4's two scales change places in canonical form, and a rule's scale computes in fp32."""
+    graph = program(lambda w: w, w=quantized(4, 16, chain=FORMATS["nvfp4"](Pattern.tensor())))
+    assert graph.outputs[0].dtype == F16
+    for candidate in propagate(graph).candidates:
+        assert candidate.graph.outputs[0].dtype == F16
+        check(graph, candidate.graph)
+
+
 def test_small_sizes_keep_two_groups():
     search = propagate(skeleton("zero4-b2x64"))
     assert small_sizes(*(c.graph for c in search.candidates)) == {"m": 3, "k": 128, "n": 4}
@@ -249,7 +258,7 @@ def test_skeletons_that_do_not_exist_or_do_not_fit():
     with pytest.raises(UnknownSkeletonError, match="no skeleton 'nf5'"):
         skeleton("nf5")
     for name in ("sym4-q", "zero4-g0", "zero4-b0x2"):
-        with pytest.raises(UnknownSkeletonError, match="one of sym1 to sym8, .* nf4, fp8"):
+        with pytest.raises(UnknownSkeletonError, match=r"one of sym1 to sym8, .* nf4, fp8"):
             skeleton(name)
     with pytest.raises(RecipeError):
         skeleton("w5a16")

@@ -58,7 +58,7 @@ def propagate(graph: QGraph, max_candidates: int = MAX_CANDIDATES) -> Propagatio
     """
     start = time.perf_counter()
     canonical = Canonical()
-    eager = canonical.graph(graph)
+    eager = _typed(graph, graph, canonical)
     found = {eager.key: Candidate(eager)}
     queue = deque(found.values())
     refusals: dict[Refusal, None] = {}
@@ -91,8 +91,13 @@ def propagate(graph: QGraph, max_candidates: int = MAX_CANDIDATES) -> Propagatio
 
 
 def _apply(candidate: Candidate, rewrite: Rewrite, canonical: Canonical) -> Candidate:
-    """The candidate after one step; outputs keep their float types, whatever types rules compute in."""
+    """The candidate after one step."""
     graph = candidate.graph.replace(rewrite.old, rewrite.node)
-    outputs = zip(graph.outputs, candidate.graph.outputs, strict=True)
+    return Candidate(_typed(graph, candidate.graph, canonical), (*candidate.rows, rewrite.row))
+
+
+def _typed(graph: QGraph, like: QGraph, canonical: Canonical) -> QGraph:
+    """Canonical form with the float types of the outputs of `like`, whatever types rules compute in."""
+    outputs = zip(canonical.graph(graph).outputs, like.outputs, strict=True)
     typed = (cast(new, old.dtype) if isinstance(old.dtype, Float) else new for new, old in outputs)
-    return Candidate(canonical.graph(QGraph(tuple(typed))), (*candidate.rows, rewrite.row))
+    return canonical.graph(QGraph(tuple(typed)))

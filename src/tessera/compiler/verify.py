@@ -18,7 +18,7 @@ from tessera.compiler.errors import BindError, CompilerError, UnequalError
 from tessera.compiler.graph import QGraph
 from tessera.compiler.interpret import evaluate
 from tessera.compiler.node import MAP, Node, rounds, walk
-from tessera.spec import WHOLE, Grid
+from tessera.spec import WHOLE, DType, Float, Grid
 
 UNIT: Final = 2.0**-53
 """Unit roundoff of float64."""
@@ -50,8 +50,9 @@ class Verdict:
 
 def verify(eager: QGraph, candidate: QGraph, *, seed: int = 0) -> Verdict:
     """Compare two graphs of the same inputs at small sizes that keep every group (or at their own where those
-    are tied to numbers in the program). Graphs whose outputs differ in number, shape or type are unequal.
-    Deterministic for a seed. Raises BindError where the candidate takes inputs that the eager graph has not.
+    are tied to numbers in the program). Graphs whose outputs differ in number, shape or float type are
+    unequal; which integer type holds the same integers is free. Deterministic for a seed. Raises BindError
+    where the candidate takes inputs that the eager graph has not.
     """
     if not set(candidate.inputs) <= set(eager.inputs):
         raise BindError(f"graphs of different inputs: {eager.signature()}; and {candidate.signature()}")
@@ -63,11 +64,15 @@ def verify(eager: QGraph, candidate: QGraph, *, seed: int = 0) -> Verdict:
         left, right = eager.bind(sizes), candidate.bind(sizes)
     generator = torch.Generator().manual_seed(seed)
     points = {str(n.attr(0)): _point(n, left, generator) for n in left.inputs}
-    if [(n.shape, n.dtype) for n in left.outputs] != [(n.shape, n.dtype) for n in right.outputs]:
+    if list(map(_kind, left.outputs)) != list(map(_kind, right.outputs)):
         return Verdict(False, None, None, sizes)
     exact = all(map(torch.equal, evaluate(left, points, FIELD), evaluate(right, points, FIELD)))
     error, bound = _rounding(left, right, generator)
     return Verdict(exact, error, bound, sizes)
+
+
+def _kind(output: Node) -> tuple[tuple[int | None, ...], DType | None]:
+    return tuple(d.size for d in output.shape), output.dtype if isinstance(output.dtype, Float) else None
 
 
 def check(eager: QGraph, candidate: QGraph, *, seed: int = 0) -> None:
