@@ -72,12 +72,6 @@ class Dim:
             return left * right if operator == "*" else left + right
         return Dim(self.name, sizes.get(self.name, self.size)) if not self.is_fixed else self
 
-    def names(self) -> frozenset[str]:
-        """Named axes that the size depends on."""
-        if self.of is None:
-            return frozenset() if self.is_fixed else frozenset((self.name,))
-        return self.of[1].names() | self.of[2].names()
-
     def __str__(self) -> str:
         return self.name if self.is_fixed or self.size is None else f"{self.name}={self.size}"
 

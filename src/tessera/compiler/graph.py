@@ -1,6 +1,6 @@
 """QGraph: a program over tensors and Qtiles, as the nodes of its outputs."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Self
@@ -69,10 +69,6 @@ class QGraph:
             attrs = tuple(_bound(a, sizes) for a in node.attrs)
             done[node.key] = make(node.op, [done[a.key] for a in node.args], attrs)
         return type(self)(tuple(done[n.key] for n in self.outputs))
-
-    def users(self, node: Node) -> Iterator[Node]:
-        """Nodes that take `node` as an argument."""
-        return (n for n in self.nodes if node in n.args)
 
     def __str__(self) -> str:
         from tessera.compiler.printing import listing

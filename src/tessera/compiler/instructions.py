@@ -53,6 +53,7 @@ UNBIAS: Final = Cost(fma=1 / 2)
 
 LOOKUP: Final = {"int8": Cost(11 / 8), "fp16": Cost(2.0)}
 """A table of 16 in registers by PRMT: bytes as in CUTLASS's mixed-input example; halves as two byte tables.
+Tables of 32 to 256 go through shared memory, one load a weight; that has no pipe here and is priced alike.
 """
 
 SMALL_FLOAT: Final = Cost(1.0)
