@@ -29,6 +29,7 @@ from tessera.engine.llm import LLM
 from tessera.engine.scheduler import Scheduler
 from tessera.errors import InvalidRequestError
 from tessera.kernels.cuda.errors import CudaUnavailableError
+from tessera.models.errors import UnknownDeviceError
 from tiny import tiny_config, write_hf_model
 
 GIB = 2**30
@@ -52,6 +53,17 @@ def test_no_device_is_said_before_the_model_is_looked_at(
 def test_options_of_a_device_are_refused_on_the_cpu(tmp_path: Path, option: str, value: str) -> None:
     with pytest.raises(EngineConfigError, match=f"{option} {value} needs a CUDA device, not cpu"):
         LLM(tmp_path, **{option: value})
+
+
+def test_threads_are_refused_on_a_device(tmp_path: Path) -> None:
+    with pytest.raises(EngineConfigError, match="threads is 2: it is for kernels on the CPU"):
+        LLM(tmp_path, device="cuda", threads=2)
+
+
+@pytest.mark.parametrize("name", ["cuda:1", "gpu", ""])
+def test_unknown_device_is_said_before_the_model_is_looked_at(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UnknownDeviceError, match=f"no kernels for device '{name}'; known are cpu, cuda"):
+        LLM(tmp_path / "no such model", device=name)
 
 
 def test_unknown_dtype() -> None:

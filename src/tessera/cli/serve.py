@@ -60,7 +60,7 @@ def serve(
     ] = _ENGINE.max_num_batched_tokens,
     kv_tokens: Annotated[int | None, _option("Size of the KV cache in tokens.")] = None,
     memory_fraction: Annotated[
-        float, _option("Share of the free memory for the KV cache, where --kv-tokens is not given.")
+        float, _option("Most of the free memory that the KV cache may take, as a share.")
     ] = _ENGINE.memory_fraction,
     load_format: Annotated[
         str, _option("auto, or dummy for random weights of config.json's shape (CUDA only).")
@@ -75,7 +75,9 @@ def serve(
         bool, _option("Reuse what the cache holds of a prompt's beginning.")
     ] = _ENGINE.prefix_caching,
     seed: Annotated[int | None, _option("Makes requests without a seed repeatable.")] = None,
-    threads: Annotated[int | None, _option("CPU threads; default: one per usable core.")] = None,
+    threads: Annotated[
+        int | None, _option("Threads of kernels on the CPU; default: one per usable core.")
+    ] = None,
 ) -> None:
     """Serve a model behind the OpenAI API.
 

@@ -83,7 +83,7 @@ def _core(model: str, cases: Sequence[Case], threads: int, device: str, dtype: s
         max_model_len=max(case.prompt + case.output for case in cases),
         max_num_seqs=batch,
         max_num_batched_tokens=max(EngineConfig().max_num_batched_tokens, batch),
-        threads=threads,
+        threads=threads if device == "cpu" else None,  # on a device only peers have any
         dtype=dtype,
     )
     return build_core(model, config, device)

@@ -17,7 +17,8 @@ from tessera.engine.scheduler import Scheduler
 from tessera.engine.timing import timed
 from tessera.kernels import cpu
 from tessera.kernels.cpu.library import Library, load
-from tessera.models.loader import build_model
+from tessera.models.errors import UnknownDeviceError
+from tessera.models.loader import HIDDEN_DTYPES, build_model
 from tessera.numerics.threads import serial
 
 log = logging.getLogger(__name__)
@@ -26,11 +27,15 @@ log = logging.getLogger(__name__)
 def build_core(model: str | Path, config: EngineConfig | None = None, device: str = "cpu") -> EngineCore:
     """Open `model` (directory, GGUF file or hub id), bind its kernels, plan and allocate the KV cache.
 
-    Logs the seconds of each phase and everything that had to be reduced. Raises what opening and building
-    raise, EngineConfigError, and CacheMemoryError if not even one sequence fits.
+    Logs the seconds of each phase and everything that had to be reduced. Raises UnknownDeviceError, what
+    opening and building raise, EngineConfigError, and CacheMemoryError if not even one sequence fits.
     """
     config = config or EngineConfig()
+    if device not in HIDDEN_DTYPES:
+        raise UnknownDeviceError(f"no kernels for device {device!r}; known are {', '.join(HIDDEN_DTYPES)}")
     if device == "cuda":
+        if config.threads is not None:
+            raise EngineConfigError(f"threads is {config.threads}: it is for kernels on the CPU")
         from tessera.engine.cuda_build import build_cuda_core  # needs a device's libraries
 
         return build_cuda_core(model, config)
