@@ -179,17 +179,22 @@ def shape_rows(n: int, k: int, tokens: Sequence[int], wanted: Sequence[str]) -> 
         for (system, ours), us in zip(there, time_in_turn(graphs), strict=True):
             found = row(system, m, n, k, us)
             if ours is not None:
-                error = ours.error(m)
-                # With 16-bit activations weights and their scales are rounded to bf16 too.
-                limit = 0.004 if ours.int8 else 0.008
-                assert error < limit, f"{system.recipe} {m}x{n}x{k} is wrong by {error}"
-                found |= {"kernel": ours.variant(m), "error": round(error, 6)}
+                found |= {"kernel": ours.variant(m), "error": round(ours.error(m), 6)}
             yield found
         for recipe in ("w4a8-g128", "w4a8-chn"):
             if m in TOKENS and (recipe, n, k) in QSERVE_US:
                 us = QSERVE_US[recipe, n, k][TOKENS.index(m)]
                 yield row(System("qserve", recipe, lambda _: []), m, n, k, us)
         del graphs
+
+
+def wrong(rows: Sequence[Row]) -> list[Row]:
+    """Rows of ours beyond rounding. With 16-bit activations weights and scales are rounded to bf16 too."""
+    return [
+        r
+        for r in rows
+        if not float(str(r.get("error", 0))) < (0.008 if r["recipe"] == "w4a16-g128" else 0.004)
+    ]
 
 
 def summary(rows: Sequence[Row]) -> str:
@@ -239,6 +244,10 @@ def main() -> None:
         print(f"{n}x{k} done at {time.perf_counter() - started:.1f} s", flush=True)
     print(summary(rows))
     write_results(args.out, rows)
+    for found in wrong(rows):
+        print(f"WRONG: {found}")
+    if wrong(rows):
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":
