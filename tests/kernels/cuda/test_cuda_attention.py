@@ -1,5 +1,6 @@
 """Paged attention on the GPU against fp64 over K and V as stored."""
 
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -11,7 +12,13 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
 from tessera.kernels.cuda import attention
-from tessera.kernels.cuda.attention import BoundAttention, CudaAttention, Geometry, tiles_per_block
+from tessera.kernels.cuda.attention import (
+    BoundAttention,
+    CudaAttention,
+    Geometry,
+    prefill_grid,
+    tiles_per_block,
+)
 from tessera.kernels.cuda.target import device
 from tessera.kernels.errors import KernelArgumentError
 from tessera.kernels.ops import AttentionProblem
@@ -92,6 +99,20 @@ def test_tiles_per_block_weighs_start_against_waves() -> None:
     assert tiles_per_block(256, pairs=8, pages=9, sms=132) == 2  # one: the same
     assert tiles_per_block(2048, pairs=256, pages=3, sms=132) == 8  # 32 of 256: a block for each pair
     assert tiles_per_block(56, pairs=8, pages=2, sms=132) == 1  # a short prompt needs every SM it can get
+
+
+def test_prefill_has_blocks_for_all_tiles() -> None:
+    """Whatever the lengths, also where none is as long as was said, or only decodes are there."""
+    draw, none = random.Random(0), torch.empty(0)
+    for _ in range(500):
+        lengths = [draw.choice((1, draw.randint(1, 700))) for _ in range(draw.randint(1, 40))]
+        group, kv_heads = draw.choice((1, 3, 4, 8, 16)), draw.randint(1, 32)
+        longest = max(2, max(lengths) + draw.choice((0, 100)))
+        meta = AttentionMetadata(none, none, none, torch.empty(len(lengths)), none, longest, longest + 300)
+        blocks, depth = prefill_grid(sum(lengths), group, kv_heads, meta, sms=132)
+        tiles = [-(-length * group // 128) for length in lengths]
+        assert sum(-(-count // depth) for count in tiles) <= blocks
+        assert blocks <= sum(tiles) // depth + 2 * len(lengths)
 
 
 def test_says_what_it_cannot_do() -> None:

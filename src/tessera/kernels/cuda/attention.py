@@ -90,6 +90,22 @@ def tiles_per_block(tiles: int, pairs: int, pages: int, sms: int) -> int:
     return min((1, 2, 4, 8, 16), key=pages_of_time)
 
 
+def prefill_grid(
+    tokens: int, group: int, kv_heads: int, meta: AttentionMetadata, sms: int
+) -> tuple[int, int]:
+    """(blocks a KV head, tiles a block) for a step of `tokens` tokens, of which the host knows the longest
+    sequence (of more than one) but not each: as many blocks as any batch with these numbers can need.
+    """
+    seqs = len(meta.context_lens)
+    # At least this many sequences bring more than one token, if the longest is as long as it is said to be.
+    prompts = max(1, -(-(tokens - seqs) // (meta.max_query_len - 1)))
+    tiles = tokens * group // _PREFILL_ROWS + prompts
+    pages = (meta.max_context_len - meta.max_query_len // 2) // PAGE_SIZE + 1
+    depth = tiles_per_block(tiles * kv_heads, prompts * kv_heads, pages, sms)
+    # At most one tile of a sequence is not full, and at most one block has fewer tiles.
+    return (tokens * group // _PREFILL_ROWS + seqs) // depth + seqs, depth
+
+
 @dataclass(frozen=True, eq=False)
 class Workspace:
     """Memory of split results, used within one decode launch and left as found."""
@@ -231,13 +247,7 @@ class BoundAttention:
             smem=self.geometry.decode_smem, pdl=True,
         )  # fmt: skip
         if meta.max_query_len > 1:
-            # At least this many sequences bring more than one token.
-            prompts = -(-(len(q) - seqs) // (meta.max_query_len - 1))
-            tiles = len(q) * self.group // _PREFILL_ROWS + prompts
-            pages = (meta.max_context_len - meta.max_query_len // 2) // PAGE_SIZE + 1
-            depth = tiles_per_block(tiles * kv_heads, prompts * kv_heads, pages, device.current().sms)
-            # At most one tile of a sequence is not full, and at most one block has fewer tiles.
-            blocks = (len(q) * self.group // _PREFILL_ROWS + seqs) // depth + seqs
+            blocks, depth = prefill_grid(len(q), self.group, kv_heads, meta, device.current().sms)
             self.prefill(
                 blocks * kv_heads, _PREFILL_THREADS[self.on_hopper], q, cache, *sequences,
                 seqs, kv_heads, self.group, meta.block_tables.stride(0), depth, self.scale_log2,
