@@ -8,6 +8,7 @@ timings land beside it as JSON, so that the model can be compared with them.
 """
 
 import argparse
+import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -36,7 +37,8 @@ CHAINS: dict[str, Chain] = {
 }
 HEAD = (128256, 4096)
 """Measured for the 8-bit format only, and for as many tokens as a step samples."""
-CANDIDATES = 12
+CANDIDATES = 9
+ARCH = "sm_90a"
 NEAR = 1.015
 
 
@@ -49,9 +51,12 @@ def rows_of(tokens: int, k: int) -> TiledRows:
 
 
 def candidates(product: Product, on: choose.Machine) -> list[Choice]:
-    """The variants that the model ranks first, of each family at least a third of them."""
-    able = [Choice(f, v) for f in choose.FAMILIES for v in f.variants]
-    able.sort(key=lambda c: c.family.cost_us(c.variant, product, on))
+    """The variants that the model ranks first, and up to 256 tokens a third as many of each family."""
+    ranked = [
+        (choice.family.cost_us(choice.variant, product, on), choice)
+        for choice in (Choice(f, v) for f in choose.FAMILIES if ARCH in f.archs for v in f.variants)
+    ]
+    able = [choice for us, choice in sorted(ranked, key=lambda item: item[0]) if us < math.inf]
     kept = able[:CANDIDATES]
     for family in choose.FAMILIES:
         if product.tokens <= 256:
@@ -146,8 +151,8 @@ def main() -> None:
     print(on, flush=True)
     forms = {str(form): form for form in FORMATS}
     chosen = [forms[name] for name in args.formats.split(",")]
-    prepare({c.family.instance(c.variant, form, DTYPE) for form in chosen for f in choose.FAMILIES
-             for c in (Choice(f, v) for v in f.variants)})  # fmt: skip
+    products = [Product(form, *shape, m) for form in chosen for shape in SHAPES for m in BUCKETS]
+    prepare({c.family.instance(c.variant, p.form, DTYPE) for p in products for c in candidates(p, on)})
     rows: list[Row] = []
     for form in chosen:
         shapes = list(args.shapes or SHAPES) + ([HEAD] if form.bits == 8 and not args.shapes else [])
