@@ -186,7 +186,7 @@ def load_rate(directory: Path, layers: int = 6) -> Row:
     dummy = open_dummy(directory, "cuda")
     save_file({name: dummy.tensor(name).cpu() for name in dummy.names()}, directory / "model.safetensors")
     started = time.perf_counter()
-    weights = DeviceWeights(open_checkpoint(directory))
+    weights = DeviceWeights(open_checkpoint(directory), torch.bfloat16)
     seconds = time.perf_counter() - started
     nbytes = sum(2 * torch.Size(shape).numel() for shape in dummy.config.tensor_shapes().values())
     row = {"system": "tessera", "op": "load", "gb": round(nbytes / 1e9, 2), "s": round(seconds, 2)}

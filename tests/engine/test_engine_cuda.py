@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tessera.engine.config import EngineConfig
+from tessera.engine.cuda_load import arrays_to_send
 from tessera.engine.cuda_memory import held_bytes, page_bytes, plan_memory, step_bytes
 from tessera.engine.cuda_runner import graph_sizes
 from tessera.engine.dummy import DummyCheckpoint, DummyTokenizer, open_dummy
@@ -106,6 +107,16 @@ def test_the_plan_counts_packed_weights(name: str) -> None:
         layout = layout_of(weight.chain)
         assert layout is not None
         assert held_bytes(weight.tile) == layout.pack(weight).nbytes
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
+def test_the_plan_counts_what_loading_holds(tmp_path, stored: torch.dtype) -> None:
+    """GGUF files give float32, too: twice the memory, unless narrowed on the way."""
+    checkpoint = open_checkpoint(str(write_hf_model(tmp_path / "m", SMALL, dtype=stored)))
+    for name in checkpoint.names():
+        arrays = arrays_to_send(checkpoint, name, torch.float16)
+        assert sum(array.nbytes for array in arrays.values()) == held_bytes(checkpoint.tile(name))
+        assert torch.equal(checkpoint.assemble(name, arrays).codes, checkpoint.tensor(name).half())
 
 
 def test_groups_that_do_not_fit_the_shape_are_named() -> None:

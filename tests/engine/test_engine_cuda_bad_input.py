@@ -186,7 +186,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeMemory]:
     monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
     monkeypatch.setattr("torch.cuda.empty_cache", lambda: None)
     monkeypatch.setattr(cuda_build, "check_attention", lambda *_: None)
-    monkeypatch.setattr(cuda_build, "DeviceWeights", lambda checkpoint: checkpoint)
+    monkeypatch.setattr(cuda_build, "DeviceWeights", lambda checkpoint, _: checkpoint)
     monkeypatch.setattr(cuda_build, "build_model", lambda *_: SimpleNamespace(config=SMALL))
     yield memory
 

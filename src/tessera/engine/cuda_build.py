@@ -58,7 +58,7 @@ def build_cuda_core(model: str | Path, config: EngineConfig) -> OverlappedCore:
     plan = _plan(config, source)
     with timed("load weights", seconds), allocating("weights", source.nbytes):
         checkpoint = source.checkpoint
-        weights = checkpoint if isinstance(checkpoint, DummyCheckpoint) else DeviceWeights(checkpoint)
+        weights = checkpoint if isinstance(checkpoint, DummyCheckpoint) else DeviceWeights(checkpoint, dtype)
     with timed("bind kernels", seconds), allocating("fused weights", source.nbytes):
         built = build_model(weights, "cuda", dtype)
         del weights

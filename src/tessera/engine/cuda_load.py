@@ -9,7 +9,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from tessera.formats.base import Checkpoint
+from tessera.formats.base import Checkpoint, FloatCheckpoint
 from tessera.numerics.qtensor import QTensor
 from tessera.spec import Chain, ModelConfig
 
@@ -47,17 +47,17 @@ class _Lane(threading.local):
 
 
 class DeviceWeights:
-    """A checkpoint whose arrays are on the device already, as stored. Each tensor is put together there,
-    given away once and then forgotten, so that packed weights and what they were made of need not be held
-    together.
+    """A checkpoint whose arrays are on the device already: as stored, or in `dtype` where the model is not
+    quantized. Each tensor is put together there, given away once and then forgotten, so that packed weights
+    and what they were made of need not be held together.
     """
 
-    def __init__(self, checkpoint: Checkpoint, threads: int = THREADS) -> None:
+    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, threads: int = THREADS) -> None:
         self._checkpoint = checkpoint
         self.config: ModelConfig = checkpoint.config
         self.kv_chain: Chain = checkpoint.kv_chain
         started = time.perf_counter()
-        self._held = _load(checkpoint, threads)
+        self._held = _load(checkpoint, dtype, threads)
         nbytes = sum(array.nbytes for arrays in self._held.values() for array in arrays.values())
         seconds = time.perf_counter() - started
         self.rate_gbs = nbytes / seconds / 1e9
@@ -78,14 +78,23 @@ class DeviceWeights:
         return self._checkpoint.activation(name)
 
 
-def _load(checkpoint: Checkpoint, threads: int) -> dict[str, dict[str, Tensor]]:
+def arrays_to_send(checkpoint: Checkpoint, name: str, dtype: torch.dtype) -> dict[str, Tensor]:
+    """What goes to the device of a tensor. float32 would take twice what the memory plan counts."""
+    arrays = checkpoint.arrays(name)
+    if not isinstance(checkpoint, FloatCheckpoint):
+        return arrays
+    return {part: array.to(dtype) for part, array in arrays.items()}
+
+
+def _load(checkpoint: Checkpoint, dtype: torch.dtype, threads: int) -> dict[str, dict[str, Tensor]]:
     """{tensor: its arrays on the device}."""
     device = torch.cuda.current_device()
     lane = _Lane()
 
     def load(name: str) -> dict[str, Tensor]:
         torch.cuda.set_device(device)
-        return {part: lane.copy(array.contiguous()) for part, array in checkpoint.arrays(name).items()}
+        arrays = arrays_to_send(checkpoint, name, dtype)
+        return {part: lane.copy(array.contiguous()) for part, array in arrays.items()}
 
     # Largest first, so that no thread is left alone with a big one at the end.
     order = sorted(checkpoint.names(), key=lambda name: -checkpoint.tile(name).bytes)
