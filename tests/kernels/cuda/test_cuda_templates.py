@@ -1,6 +1,7 @@
 """Every registered template compiles, without a GPU, for the architectures it names."""
 
 import os
+import re
 from dataclasses import dataclass
 
 import pytest
@@ -10,8 +11,8 @@ from tessera.kernels.cuda import attention, embedding, sampling, sass
 from tessera.kernels.cuda.attention import BoundAttention
 from tessera.kernels.cuda.launch import Kernel
 from tessera.kernels.cuda.rows import BoundNorm, BoundQuantizeRows, BoundSiluMul
-from tessera.kernels.cuda.templates import TEMPLATES, _pairwise, grid
-from tessera.kernels.jit.nvrtc import Instantiation, compile_kernel
+from tessera.kernels.cuda.templates import _pairwise, grid, templates
+from tessera.kernels.jit.nvrtc import CSRC, Instantiation, compile_kernel
 from tessera.kernels.ops import AttentionProblem, RowsProblem
 from tessera.kernels.registry import Device
 from tessera.spec import A16
@@ -37,7 +38,7 @@ AMPERE, ADA, HOPPER = (
 )
 MACHINES = (ADA, HOPPER) if not ALL else (AMPERE, Machine("sm_86", 102400, 101376), ADA, HOPPER)
 LLAMA_8B, SMOLLM2 = (4096, 14336, 32, 8, 128), (576, 1536, 9, 3, 64)  # hidden, MLP, heads, KV heads, head_dim
-INSTANCES = [inst for case in TEMPLATES if ALL or case.sampled for inst in case.instances()]
+INSTANCES = [inst for case in templates() if ALL or case.sampled for inst in case.instances()]
 
 
 @pytest.mark.parametrize("inst", INSTANCES, ids=lambda i: f"{i.arch}-{i.expression.replace('tessera::', '')}")
@@ -103,6 +104,16 @@ def test_decode_spills_nothing_in_its_loop_over_pages(
             key=lambda loop: len(loop.instructions),
         )
         assert pages.count("LDL", "STL") == 0
+
+
+def test_every_kernel_is_among_the_templates() -> None:
+    found = {
+        (str(path.relative_to(CSRC)), name)
+        for path in CSRC.rglob("*.cuh")
+        for name in re.findall(r"__global__ void\s+(?:__launch_bounds__\(.*?\)\s+)?(\w+)\(", path.read_text())
+    }
+    named = {(case.header, re.split("[<]", case.expression)[0].rpartition("::")[2]) for case in templates()}
+    assert found == named
 
 
 def test_sample_contains_every_pair_of_values() -> None:

@@ -8,6 +8,7 @@ By default the tests compile a sample in which every pair of parameter values of
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 
 from tessera.kernels.jit.nvrtc import Instantiation
@@ -85,11 +86,7 @@ def _pairwise(combinations: Sequence[tuple[object, ...]]) -> set[int]:
     return chosen
 
 
-def _collect() -> list[TemplateCase]:
-    cases: list[TemplateCase] = []
-    for family in FAMILIES:
-        cases += import_module(family).CASES
-    return cases
-
-
-TEMPLATES: list[TemplateCase] = _collect()
+@cache
+def templates() -> list[TemplateCase]:
+    """The instances of every family."""
+    return [case for family in FAMILIES for case in import_module(family).CASES]
