@@ -23,7 +23,6 @@ ATTR_CC_MAJOR = 75
 ATTR_CC_MINOR = 76
 # CUfunction_attribute
 FUNC_MAX_DYNAMIC_SMEM = 8
-FUNC_STATIC_SMEM = 1
 # CUlaunchAttributeID
 LAUNCH_CLUSTER_DIMENSION = 4
 LAUNCH_PROGRAMMATIC_STREAM_SERIALIZATION = 6
@@ -120,14 +119,6 @@ def parameter_layout(function: int) -> list[tuple[int, int]] | None:
     ):
         layout.append((offset.value, size.value))
     return layout
-
-
-def function_attribute(function: int, attribute: int) -> int:
-    value = c_int()
-    check(
-        lib().cuFuncGetAttribute(byref(value), attribute, c_void_p(function)), "reading a function attribute"
-    )
-    return value.value
 
 
 def allow_dynamic_smem(function: int, size: int, what: str) -> None:
