@@ -93,6 +93,14 @@ class TestOnDevice:
             assert got[:4] == [NOT_FINITE, NOT_FINITE, NOT_FINITE, 999]
             assert 0 <= got[4] < 1000
 
+    def test_temperatures_too_small_for_float32(self) -> None:
+        """Two tokens that share the lead share the draw, and nothing is divided by zero."""
+        logits = torch.randn(2, 5000, device="cuda")
+        logits[:, 30] = logits[:, 4000] = 9
+        draws = [[1e-50, 0, 1, 0.4], [1e-50, 0, 1, 0.6]]
+        tokens = sample_rows(logits, torch.tensor(draws, dtype=torch.float64, device="cuda"))
+        assert tokens.tolist() == [30, 4000]
+
     def test_refuses_wrong_tensors(self) -> None:
         logits, draws = (
             torch.randn(2, 8, device="cuda"),

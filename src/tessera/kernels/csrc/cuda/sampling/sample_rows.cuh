@@ -109,7 +109,8 @@ TESSERA_DEVICE T warp_scan(T x) {
   return x;
 }
 
-// Finds, from the highest bin down, the bin where the running sum reaches `target`, and the sum before it. One warp, 64 bins a lane.
+// Finds, from the highest bin down, the bin where the running sum reaches `target`, and the sum before it. One warp,
+// 64 bins a lane.
 TESSERA_DEVICE void find_bin(RowScratch& s, u64 target) {
   constexpr int kPerLane = kBins / kWarp;
   const auto in_bin = [&](int bin) { return static_cast<u64>(s.high[bin]) << 32 | s.low[bin]; };
@@ -265,7 +266,7 @@ __global__ void __launch_bounds__(kSampleThreads, 1)
     if (threadIdx.x == 0) tokens[blockIdx.x] = finite ? best : kNotFinite;
     return;
   }
-  row.temperature = static_cast<float>(params.temperature);
+  row.temperature = fmaxf(static_cast<float>(params.temperature), 0x1p-126f);  // 0 / 0 would weigh the best token
   Threshold keep = {0, 0};
   if (params.top_k > 0 && params.top_k < vocab) keep = keep_top_k(row, s, static_cast<u32>(params.top_k));
   if (params.top_p < 1) keep = keep_top_p(row, s, keep, params.top_p);
