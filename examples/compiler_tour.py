@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from tessera.compiler import formula, interpret, mapping, program, propagate, quantized, spec, verify
+from tessera.compiler import Dim, formula, interpret, mapping, program, propagate, quantized, spec, verify
 from tessera.compiler.explain import explain_graph, reason
 from tessera.compiler.picture import side_by_side
 from tessera.hardware import find_device
@@ -28,15 +28,17 @@ def ours(q, scale, min, channel):
 def main(picture: str = "compiler_tour.svg") -> None:
     print(f"the format: {ours}\nit takes {Qtile((N, K), ours).bits_per_element} bits a weight\n")
 
-    # 2. A program is a function over symbolic tensors. m, the number of tokens, stays open.
+    # 2. A program is a function over symbolic tensors. m, the number of tokens, stays open;
+    #    named axes let the proof use small sizes.
     def layer(x, w, bias):
         return (x @ w.T + bias).apply("silu")
 
+    n, k = Dim("n", N), Dim("k", K)
     graph = program(
         layer,
-        x=spec("m", K, dtype=F16),
-        w=quantized(N, K, chain=ours),
-        bias=spec(N, dtype=F16, constant=True),
+        x=spec("m", k, dtype=F16),
+        w=quantized(n, k, chain=ours),
+        bias=spec(n, dtype=F16, constant=True),
     )
     print(f"as written, dequantized at once: {formula(graph.outputs[0])}\n")
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tessera.compiler import interpret, ops, program, quantized
 from tessera.compiler.dims import Dim
 from tessera.compiler.node import walk
-from tessera.compiler.rules import transformations
+from tessera.compiler.rules import Refusal, Rewrite, transformations
 from tessera.compiler.rules.add import TABLE_1
 from tessera.compiler.rules.forms import Form, Shared, readings
 from tessera.compiler.rules.matmul import TABLE_2, shared_group
@@ -212,3 +212,12 @@ def test_operations_without_a_rule_say_so():
     [refusal] = transformations(ops.function("silu", x))
     assert str(refusal) == "silu: no rule: its Qtile is dequantized before it"
     assert list(transformations(ops.function("silu", x.codes))) == []
+
+
+def test_products_that_are_not_in_the_table_say_so():
+    x, y = (value(form(name, "sz", tensor(name, 2, 2), Pattern.tensor())) for name in "xy")
+    found = list(transformations(ops.mul(x, y)))
+    rows = {outcome.row for outcome in found if isinstance(outcome, Rewrite)}
+    assert rows == {"A×B_sz"}
+    [refusal] = [outcome for outcome in found if isinstance(outcome, Refusal)]
+    assert str(refusal) == "mul, A_sz×B_sz: a bias that meets a scale or a bias makes several products of one"

@@ -1,7 +1,10 @@
 """The compiler: from a quantized program to every equivalent graph, proved, priced and explained.
 
-    graph = program(lambda x, w: x @ w.T, x=spec("m", 4096, dtype=F16), w=quantized(4096, 4096, chain=chain))
+    n, k = Dim("n", 4096), Dim("k", 4096)
+    graph = program(lambda x, w: x @ w.T, x=spec("m", k, dtype=F16), w=quantized(n, k, chain=chain))
     search = propagate(graph)
+
+Axes with names let `verify` prove graphs at small sizes; bare numbers keep it to the sizes given.
 
 After QFactory (Zhang et al., seed 002, sections 3 and 4). A Qtile is `spec.Qtile`; a graph says where each
 scale and zero point is applied.

@@ -1,6 +1,7 @@
 """Python front end: a function over symbolic tensors becomes a QGraph.
 
-graph = program(lambda x, w: x @ w.T, x=spec("m", 4096, dtype=F16), w=quantized(4096, 4096, chain=chain))
+n, k = Dim("n", 4096), Dim("k", 4096)
+graph = program(lambda x, w: x @ w.T, x=spec("m", k, dtype=F16), w=quantized(n, k, chain=chain))
 """
 
 from collections.abc import Callable, Sequence

@@ -38,7 +38,7 @@ MUL_TABLE: Final[dict[tuple[str, str], Callable[[Form, Form], Node]]] = {
     ("plain", "sz"): plain_sz,
     ("s", "s"): s_s,
 }
-"""What is missing here would put three or four products in place of one and is refused."""
+"""What is missing here, a bias meeting a scale or a bias, puts several products in place of one: refused."""
 
 
 def negated(a: Form) -> Node:

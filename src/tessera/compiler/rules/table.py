@@ -104,9 +104,13 @@ def _sides(x: Node) -> list[Form]:
 def _mul(node: Node) -> Iterator[Outcome]:
     for left, right in product(*(list(whole(arg)) for arg in node.args)):
         a, b = (left, right) if (left.kind, right.kind) in MUL_TABLE else (right, left)
+        if a.kind == b.kind == "plain":
+            continue
+        name = f"{_sub('A', a)}×{_sub('B', b)}"
         if (a.kind, b.kind) in MUL_TABLE:
-            row = MUL_TABLE[a.kind, b.kind]
-            yield _attempt(node, f"{_sub('A', a)}×{_sub('B', b)}", partial(row, a, b))
+            yield _attempt(node, name, partial(MUL_TABLE[a.kind, b.kind], a, b))
+        else:
+            yield Refusal("mul", name, "a bias that meets a scale or a bias makes several products of one")
 
 
 def _neg(node: Node) -> Iterator[Outcome]:
