@@ -6,13 +6,14 @@ tables say it equals, which carries Qtiles towards the output. Graphs are compar
 
 import time
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from tessera.compiler.canonical import Canonical
 from tessera.compiler.graph import QGraph
 from tessera.compiler.ops import cast
-from tessera.compiler.rules import Refusal, Rewrite, transformations
+from tessera.compiler.rules import Refusal, transformations
 from tessera.spec import Float
 
 MAX_CANDIDATES: Final = 2000
@@ -66,20 +67,15 @@ def propagate(graph: QGraph, max_candidates: int = MAX_CANDIDATES) -> Propagatio
     complete = True
     while queue and complete:
         current = queue.popleft()
-        for node in current.graph.nodes:
-            for outcome in transformations(node):
-                if isinstance(outcome, Refusal):
-                    refusals[outcome] = None
-                    continue
-                generated += 1
-                new = _apply(current, outcome, canonical)
-                if new.graph.key in found:
-                    continue
-                if len(found) >= max_candidates:
-                    complete = False
-                    break
-                found[new.graph.key] = new
-                queue.append(new)
+        for new in _successors(current, canonical, refusals):
+            generated += 1
+            if new.graph.key in found:
+                continue
+            if len(found) >= max_candidates:
+                complete = False
+                break
+            found[new.graph.key] = new
+            queue.append(new)
     return Propagation(
         tuple(found.values()),
         tuple(refusals),
@@ -90,10 +86,17 @@ def propagate(graph: QGraph, max_candidates: int = MAX_CANDIDATES) -> Propagatio
     )
 
 
-def _apply(candidate: Candidate, rewrite: Rewrite, canonical: Canonical) -> Candidate:
-    """The candidate after one step."""
-    graph = candidate.graph.replace(rewrite.old, rewrite.node)
-    return Candidate(_typed(graph, candidate.graph, canonical), (*candidate.rows, rewrite.row))
+def _successors(
+    candidate: Candidate, canonical: Canonical, refusals: dict[Refusal, None]
+) -> Iterator[Candidate]:
+    """The candidate after every single step; what cannot be a step goes to `refusals`."""
+    for node in candidate.graph.nodes:
+        for outcome in transformations(node):
+            if isinstance(outcome, Refusal):
+                refusals[outcome] = None
+                continue
+            graph = candidate.graph.replace(outcome.old, outcome.node)
+            yield Candidate(_typed(graph, candidate.graph, canonical), (*candidate.rows, outcome.row))
 
 
 def _typed(graph: QGraph, like: QGraph, canonical: Canonical) -> QGraph:
