@@ -43,8 +43,8 @@ def test_every_choice_fits_the_scratch(n: int, k: int, tokens: int) -> None:
     variant = choose.choose(Product(Format(4, 128), n, k, tokens), "sm_90a", H200).variant
     if isinstance(variant, wide.Variant):
         cut = wide.plan(variant, n, k, tokens, H200.sms)
-        assert cut.split_tiles * 4 * variant.warpgroups <= COUNTERS
-        assert not cut.split_tiles or 2 * cut.grid * variant.tokens * variant.rows <= PARTS
+        assert cut.cut_tiles * variant.panels * variant.slices <= COUNTERS
+        assert cut.cut_tiles * cut.cuts * variant.tokens * variant.rows <= PARTS
 
 
 def test_what_was_measured_decides(monkeypatch: pytest.MonkeyPatch) -> None:

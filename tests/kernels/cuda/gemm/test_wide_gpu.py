@@ -11,10 +11,8 @@ from tessera.kernels.cuda.gemm.wide import Variant
 
 pytestmark = GPU
 
-SHAPES = [Variant(t, w, b) for t, w, b in wide.SHAPES]
 
-
-@pytest.mark.parametrize("variant", SHAPES, ids=str)
+@pytest.mark.parametrize("variant", wide.VARIANTS, ids=str)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 64, 128), (7, 130, 200), (257, 1000, 1024), (300, 328, 8320)])
 def test_sums_are_exact(variant: Variant, form: str, m: int, n: int, k: int) -> None:
@@ -45,7 +43,7 @@ def test_a_graph_of_dependent_launches_gives_the_bits_of_single_ones() -> None:
     inputs = [rows(70, 2048)[0] for _ in range(2)]
     x, _ = rows(70, 2048)
     outs = [torch.empty(70, 1000, dtype=torch.bfloat16, device="cuda") for _ in range(4)]
-    variants = [Variant(64, 4), Variant(32, 2, 2), Variant(128, 4), Variant(64, 2)]
+    variants = [Variant(64, 4), Variant(32, 2, 1, True, 2), Variant(128, 2, 2), Variant(64, 2)]
 
     def step() -> None:
         for y, variant in zip(outs, variants, strict=True):

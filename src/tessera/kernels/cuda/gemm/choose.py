@@ -89,17 +89,10 @@ class Choice:
 
 
 def wide_us(variant: wide.Variant, product: Product, machine: Machine) -> float:
-    """Steps of the busiest block. A warpgroup's step takes some 350 clocks however few tensor operations it
-    holds (notes/2026-11-30-probe-h200.md); those of an SM's warpgroups overlap. Numbers fitted on an H200.
-    """
-    cut = wide.plan(variant, product.n, product.k, product.tokens, machine.sms)
-    tiles = -(-product.tokens // variant.tokens) * -(-product.n // variant.rows)
-    rounds = -(-(tiles - cut.split_tiles) // (machine.sms * variant.blocks))
-    steps = rounds * product.steps + (cut.quota if cut.split_tiles else 0)
-    outputs = variant.tokens * variant.rows * variant.blocks
-    step = _overlapped(outputs * STEP / (0.755 * machine.wgmma), 342 + 1.94 * variant.tokens)
-    ends = rounds * (632 + 0.031 * outputs) + (6857 + 0.126 * outputs if cut.split_tiles else 0)
-    return 5.3 + max((steps * step + ends) / machine.clock, product.nbytes / machine.bytes_us)
+    """The plan's clocks beside the bytes; numbers fitted on an H200 (notes/2026-11-30-gemm-wide.md)."""
+    p = product
+    cut = wide.plan(variant, p.n, p.k, p.tokens, machine.sms, p.form.tile_bytes)
+    return 0.3 + _overlapped(cut.clocks / machine.clock, p.nbytes / (0.87 * machine.bytes_us))
 
 
 def small_us(variant: small.Variant, product: Product, machine: Machine) -> float:
@@ -123,7 +116,7 @@ def _overlapped(a: float, b: float) -> float:
 
 WIDE: Final = Family(
     archs=FAMILY_ARCHS["sm90"],
-    variants=tuple(wide.Variant(*shape) for shape in wide.SHAPES),
+    variants=wide.VARIANTS,
     instance=wide.instance,
     launch=wide.launch,
     cost_us=wide_us,

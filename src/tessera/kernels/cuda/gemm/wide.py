@@ -23,76 +23,117 @@ from tessera.kernels.types import TiledRows
 
 MAX_COLUMNS: Final = (2**31 - 1) // (255 * 128)
 """Operands of 0..255 times activations of -128..127 add up to less than 2^31 in as many columns."""
-SHAPES: Final = (
-    *((tokens, groups, 1) for tokens in (16, 32, 64, 96, 128) for groups in (2, 3, 4)),
-    *((tokens, 2, 2) for tokens in (16, 32, 64, 96)),
-    (192, 2, 1),
-    (256, 2, 1),
-)
-"""(tokens, warpgroups, blocks an SM) that fit registers and shared memory."""
 MAX_STAGES: Final = 12
-_SIGNATURE: Final = "PPPPPPPPPPiiiiii"
-_SMEM: Final = {1: 226 * 1024, 2: 112 * 1024}
-"""Dynamic shared memory that a block may have where an SM holds one, or two."""
+_SIGNATURE: Final = "PPPPPPPPPPiiiii"
+_SMEM: Final = {False: 226 * 1024, True: 112 * 1024}
+"""Dynamic shared memory of a block, and of one that takes half of an SM."""
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A tile of `tokens` by 64 `warpgroups` rows, in `blocks` blocks an SM.
+    """A tile of `tokens` by 64 `panels` rows, each panel the work of `teams` warpgroups.
 
-    `split`: tiles that would leave SMs without work are cut along K. `stagger`: steps by which each
-    warpgroup of a block starts behind the one before it, so that they do not all store at once.
+    `halves`: a block takes half of an SM. Then `blocks` is how many of this launch an SM gets: 2, or 1 so
+    that the next kernel's block can start, and ask for its weights, beside it.
     """
 
     tokens: int
-    warpgroups: int
+    panels: int
+    teams: int = 1
+    halves: bool = False
     blocks: int = 1
-    split: bool = True
-    stagger: int = 1
-    fill: int = 0
 
     @property
     def rows(self) -> int:
-        return ROWS * self.warpgroups
+        return ROWS * self.panels
+
+    @property
+    def warpgroups(self) -> int:
+        return self.panels * self.teams
+
+    @property
+    def slices(self) -> int:
+        """In how many parts by tokens a cut tile is put together: `kSlices` of wide_work.cuh."""
+        return self.tokens // (64 if self.tokens >= 192 else 32 if self.tokens >= 96 else 16)
 
     def __str__(self) -> str:
-        return f"wide{self.tokens}x{self.rows}" + ("x2" if self.blocks == 2 else "")
+        return f"wide{self.tokens}x{self.rows}" + "t2" * (self.teams == 2) + f"h{self.blocks}" * self.halves
 
     def smem(self, stages: int, weights: Format) -> int:
-        """Bytes of a block: ring, what two epilogues need, a kilobyte a warp to turn y around."""
-        ring = stages * (self.tokens * STEP + self.warpgroups * weights.tile_bytes)
-        return ring + 2 * (self.tokens * 8 + self.rows * 16) + 4 * self.warpgroups * 1024
+        """Bytes: ring, what two epilogues need, some KB a warpgroup to turn y around, barriers."""
+        ring = stages * (self.tokens * STEP + self.panels * weights.tile_bytes)
+        output = max(4096, self.tokens // self.slices * ROWS * 4 if self.teams == 2 else 0)
+        barriers = (2 * stages + 4) * 8 + 4 * self.warpgroups
+        return ring + 2 * (self.tokens * 8 + self.rows * 16) + self.warpgroups * output + barriers
 
     def stages(self, weights: Format) -> int:
-        limit = _SMEM[self.blocks]
-        return next(s for s in range(MAX_STAGES, 0, -1) if self.smem(s, weights) <= limit)
+        """As many as fit, a multiple of the teams."""
+        limit = _SMEM[self.halves]
+        counts = range(MAX_STAGES, 0, -self.teams)
+        return next(s for s in counts if self.smem(s, weights) <= limit)
+
+
+VARIANTS: Final = (
+    *(Variant(tokens, 2, halves=True, blocks=blocks) for tokens in (16, 32, 64) for blocks in (1, 2)),
+    *(Variant(tokens, panels) for tokens in (64, 96, 128) for panels in (2, 3, 4)),
+    *(Variant(tokens, 4) for tokens in (16, 32)),
+    *(Variant(tokens, 2, teams=2) for tokens in (32, 64, 128)),
+    *(Variant(tokens, 2) for tokens in (192, 256)),
+)
+"""Those that fit registers and shared memory and were the fastest of all somewhere, or near it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`grid` blocks; the first `split_tiles` tiles are cut into runs of `quota` steps, one a block."""
+    """`grid` blocks; each of the first `cut_tiles` tiles is shared by `cuts` of them along K.
+
+    `clocks`: what the busiest SM has to do, if memory does not hold it up, in its own clocks.
+    """
 
     grid: int
-    split_tiles: int
-    quota: int
+    cut_tiles: int
+    cuts: int
+    clocks: float
 
 
-def plan(variant: Variant, n: int, k: int, tokens: int, sms: int) -> Plan:
-    """Whole tiles go round the blocks; those of the last, incomplete round are cut and shared by all."""
-    tiles = -(-tokens // variant.tokens) * -(-n // variant.rows)
-    steps, blocks = -(-k // STEP), sms * (variant.fill or variant.blocks)
-    rest = tiles % blocks
-    if not variant.split or rest >= FULL_ENOUGH * blocks:
-        rest = 0
-    quota = max(-(-rest * steps // blocks), min(MIN_QUOTA, steps))
-    whole = min(blocks, tiles - rest)
-    return Plan(max(whole, -(-rest * steps // quota)), rest, quota)
+SECOND_CLOCKS: Final = 2000
+"""To have two blocks an SM instead of one."""
+LATENCY_CLOCKS: Final = 2.7
+"""Of a warpgroup's step, for each token: what other warpgroups have to hide."""
+COPY_CLOCKS: Final = (216, 111)
+"""To have a step copied, and for each copy, while one warp did it."""
+COPY_BYTES: Final = 357
+"""Bytes a clock of such copies."""
+END_CLOCKS: Final = 0.175
+"""To store y, for each of its elements."""
+CUT_CLOCKS: Final = (1870, 1570, 0.223)
+"""To put a cut tile together, for each block that has a part of it, and for each element."""
 
 
-FULL_ENOUGH: Final = 0.9
-"""Of a round of tiles: cutting the last one would gain less than putting it together costs."""
-MIN_QUOTA: Final = 4
-"""Steps of a cut tile a block does at least."""
+@cache
+def plan(variant: Variant, n: int, k: int, tokens: int, sms: int, tile_bytes: int = 4224) -> Plan:
+    """Whole tiles go round the blocks; those that are left over are cut where that is quicker.
+
+    The clocks are fitted to 432 timings on an H200 (notes/2026-11-30-gemm-wide.md).
+    """
+    v = variant
+    tiles = -(-tokens // v.tokens) * -(-n // v.rows)
+    steps, blocks, elements = -(-k // STEP), sms * v.blocks, v.tokens * v.rows
+    multiplied = v.blocks * elements / 32 / 0.98  # of 4096 products a clock
+    stage = v.tokens * STEP + v.panels * tile_bytes
+    copied = COPY_CLOCKS[0] + COPY_CLOCKS[1] * (1 + v.panels) + v.blocks * stage / COPY_BYTES
+    latency = LATENCY_CLOCKS * v.tokens / v.teams
+    step = (multiplied**4 + latency**4 + copied**4) ** 0.25
+    rest, rounds = tiles % blocks, tiles // blocks
+    run = -(-steps // max(1, blocks // max(rest, 1)))  # steps of a cut tile that a block does
+    cuts = -(-steps // run)
+    whole = steps * step + elements * END_CLOCKS
+    once, part, element = CUT_CLOCKS
+    cut = run * step + once + part * cuts + elements * (element + END_CLOCKS / cuts)
+    start = (v.blocks - 1) * SECOND_CLOCKS
+    if not rest or cuts == 1 or whole <= cut:
+        return Plan(min(blocks, tiles), 0, 1, start + (rounds + (rest > 0)) * whole)
+    return Plan(blocks if rounds else rest * cuts, rest, cuts, start + rounds * whole + cut)
 
 
 def limits(columns: int) -> Verdict:
@@ -105,7 +146,7 @@ def limits(columns: int) -> Verdict:
 @cache
 def instance(variant: Variant, weights: Format, dtype: torch.dtype) -> Kernel:
     stages = variant.stages(weights)
-    shape = f"{variant.tokens}, {variant.warpgroups}, {stages}, {variant.blocks}"
+    shape = f"{variant.tokens}, {variant.panels}, {variant.teams}, {stages}, {1 + variant.halves}"
     config = f"{weights.cpp}, {CPP_TYPES[dtype]}, {shape}"
     return kernel(
         "gemm/wide.cuh",
@@ -140,16 +181,16 @@ def launch(
         )
     if not tokens:
         return
-    cut = plan(variant, n, k, tokens, device_info(y.device.index).sms)
+    form = weights.form
+    cut = plan(variant, n, k, tokens, device_info(y.get_device()).sms, form.tile_bytes)
     scratch.require(
         str(variant),
-        counters=cut.split_tiles * 4 * variant.warpgroups,
-        parts=2 * cut.grid * variant.tokens * variant.rows if cut.split_tiles else 0,
+        counters=cut.cut_tiles * variant.panels * variant.slices,
+        parts=cut.cut_tiles * cut.cuts * variant.tokens * variant.rows,
     )
-    form = weights.form
     fn = instance(variant, form, y.dtype)
     fn(
         cut.grid, 128 * (1 + variant.warpgroups), weights.tiles, x.codes, weights.offset, weights.scale,
         0 if bias is None else bias, x.row_sum, x.scale, y, scratch.parts, scratch.counters, tokens, n,
-        -(-k // STEP), cut.split_tiles, cut.quota, variant.stagger, smem=fn.max_smem, pdl=True,
+        -(-k // STEP), cut.cut_tiles, cut.cuts, smem=fn.max_smem, pdl=True,
     )  # fmt: skip

@@ -28,6 +28,9 @@
 struct Index {
   unsigned x;
 };
+struct uint2 {
+  uint32_t x, y;
+};
 struct uint4 {
   uint32_t x, y, z, w;
 };
@@ -57,9 +60,10 @@ template <class A>
 struct is_same<A, A> { static constexpr bool value = true; };
 inline int lane_id() { return threadIdx.x % kWarp; }
 inline int warp_id() { return threadIdx.x / kWarp; }
+inline int thread_now() { return threadIdx.x; }
 
 namespace gemm {
-alignas(128) inline u8 smem[232448];  // what kernels there declare as their dynamic shared memory
+alignas(1024) inline u8 smem[232448];  // what kernels there declare as their dynamic shared memory
 }
 
 namespace emulated {
@@ -128,6 +132,24 @@ T __shfl_sync(unsigned, T x, int lane) {
   memcpy(word, &x, 4);
   tessera::emulated::exchange(word, [&](const auto& words) { memcpy(&x, &words[lane % 32][0], 4); });
   return x;
+}
+inline uint32_t __ballot_sync(unsigned, bool x) {
+  uint32_t all = 0;
+  const uint32_t word[1] = {x};
+  tessera::emulated::exchange(word, [&](const auto& words) {
+    for (int i = 0; i < 32; ++i) all |= words[i][0] << i;
+  });
+  return all;
+}
+inline float __uint_as_float(uint32_t x) {
+  float y;
+  memcpy(&y, &x, 4);
+  return y;
+}
+inline uint32_t __float_as_uint(float x) {
+  uint32_t y;
+  memcpy(&y, &x, 4);
+  return y;
 }
 inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 inline float __fmul_rn(float a, float b) { return a * b; }

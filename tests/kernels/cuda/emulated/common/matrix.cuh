@@ -11,4 +11,17 @@ inline void ldmatrix(u32 (&d)[4], u32 row) {
   });
 }
 
+// The other way, each matrix transposed: lane l has elements (l / 4, 2 (l % 4)) and the next of each before.
+inline void stmatrix_trans(u32 row, const u32 (&d)[4]) {
+  const u32 mine[5] = {d[0], d[1], d[2], d[3], row};
+  emulated::exchange(mine, [&](const auto& words) {
+    const int matrix = lane_id() / 8, r = lane_id() % 8;
+    for (int column = 0; column < 8; ++column) {
+      const u32 word = words[column * 4 + r / 2][matrix];
+      const u16 element = static_cast<u16>(word >> 16 * (r % 2));
+      memcpy(emulated::shared + row + column * 2, &element, 2);
+    }
+  });
+}
+
 }  // namespace tessera

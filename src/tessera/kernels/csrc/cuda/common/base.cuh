@@ -28,6 +28,13 @@ struct is_same<A, A> { static constexpr bool value = true; };
 
 TESSERA_DEVICE int lane_id() { return threadIdx.x % kWarp; }
 
+// threadIdx.x anew: nothing computed from it is kept in registers from before.
+TESSERA_DEVICE int thread_now() {
+  int thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread) :: "memory");
+  return thread;
+}
+
 // The warp's index as the compiler can prove it uniform: branches on it do not diverge.
 TESSERA_DEVICE int warp_id() { return __shfl_sync(0xffffffffu, threadIdx.x / kWarp, 0); }
 

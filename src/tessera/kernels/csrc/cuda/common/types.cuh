@@ -160,6 +160,12 @@ TESSERA_DEVICE uint4 load_shared(u32 address) {
                : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(address) : "memory");
   return x;
 }
+TESSERA_DEVICE void store_shared_word(u32 address, u32 x) {
+  asm volatile("st.shared.b32 [%0], %1;" :: "r"(address), "r"(x) : "memory");
+}
+TESSERA_DEVICE void store_shared(u32 address, uint2 x) {
+  asm volatile("st.shared.v2.b32 [%0], {%1, %2};" :: "r"(address), "r"(x.x), "r"(x.y) : "memory");
+}
 TESSERA_DEVICE void store_shared(u32 address, uint4 x) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};"
                :: "r"(address), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");

@@ -1,136 +1,231 @@
 // The ends of a tile: parts of sums that several blocks computed are put together, sums become numbers, numbers are stored.
-// Warps work alone here: each owns 16 rows, and no barrier holds it to the others.
 #pragma once
 #include "common/matrix.cuh"
 #include "gemm/wide_work.cuh"
 
 namespace tessera::gemm {
 
-TESSERA_DEVICE void store_word_pair(u32 address, u32 a, u32 b) {
-  asm volatile("st.shared.v2.b32 [%0], {%1, %2};" :: "r"(address), "r"(a), "r"(b) : "memory");
-}
-
-// (sum, scale) of a tile's tokens and (offset, scale, bias, 0) of its rows into shared memory, by `threads` threads.
+// (sum, scale) of a tile's tokens and (offset, scale, bias, 0) of its rows into shared memory, by one warp.
 template <class C>
-TESSERA_DEVICE void stage_ends(const WideArgs& p, const WideSmem<C>& smem, int buffer, const Segment& s, int thread,
-                               int threads) {
-  for (int i = thread; i < C::kTokens; i += threads) {
+TESSERA_DEVICE void stage_ends(const WideArgs& p, const WideSmem<C>& smem, int buffer, const Segment& s) {
+#pragma unroll 4  // loads at once; more registers a producer has not
+  for (int i = lane_id(); i < C::kTokens; i += kWarp) {
     const int m = s.token<C>(p) + i;
-    const bool inside = m < p.tokens;
-    store_word_pair(smem.ends(buffer) + i * 8, inside ? p.row_sum[m] : 0,
-                    __float_as_uint(inside ? p.token_scale[m] : 0.f));
+    const u32 sum = m < p.tokens ? p.row_sum[m] : 0;
+    const float scale = m < p.tokens ? p.token_scale[m] : 0.f;
+    store_shared(smem.ends(buffer) + i * 8, uint2{sum, __float_as_uint(scale)});
   }
-  for (int i = thread; i < C::kTileRows; i += threads) {
+#pragma unroll 2
+  for (int i = lane_id(); i < C::kTileRows; i += kWarp) {
     const int r = s.row<C>(p) + i;
-    uint4 row{};
-    if (r < p.n) {
-      row.x = p.offset[r], row.y = __float_as_uint(p.row_scale[r]);
-      if (p.bias) row.z = __float_as_uint(to_float(static_cast<const typename C::T*>(p.bias)[r]));
-    }
-    store_shared(smem.end_rows(buffer) + i * 16, row);
+    const bool inside = r < p.n;
+    const i32 offset = inside ? p.offset[r] : 0;
+    const float scale = inside ? p.row_scale[r] : 0.f;
+    const float bias = inside && p.bias ? to_float(static_cast<const typename C::T*>(p.bias)[r]) : 0.f;
+    store_shared(smem.end_rows(buffer) + i * 16,
+                 uint4{static_cast<u32>(offset), __float_as_uint(scale), __float_as_uint(bias), 0});
   }
 }
 
-TESSERA_DEVICE uint4 load_written(const i32* p) {  // by another block, so past L1
-  uint4 x;
-  asm volatile("ld.global.cg.v4.b32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(p) : "memory");
-  return x;
-}
-
-// Where this warp's part of a cut tile lies that `block` computed: its first or its second part.
-template <class C>
-TESSERA_DEVICE i32* part_of(const WideArgs& p, int block, int tile, int warp) {
-  const bool second = block * p.quota / p.steps != tile;
-  return p.partial + ((static_cast<i64>(block) * 2 + second) * (4 * C::kConsumers) + warp) * (16 * C::kTokens) +
-         lane_id() * 4;
-}
-
-// Whether this warp is the last of those with parts of its 16 rows: `acc` then holds the whole sums. The others leave
-// their part for it. Sums are integers, so the order of additions does not matter.
-template <class C>
-TESSERA_DEVICE bool combine(const WideArgs& p, const Segment& s, int warp, i32 (&acc)[C::kTokens / 2]) {
-  if (s.last - s.first == p.steps) return true;
-  const int block = blockIdx.x, from = s.tile * p.steps / p.quota, to = ((s.tile + 1) * p.steps - 1) / p.quota;
-  const u32 others = to - from;
-  u32* arrived = p.arrived + s.tile * (4 * C::kConsumers) + warp;
-  u32 before = lane_id() == 0 ? load_acquire(arrived) : 0;
-  if (__shfl_sync(0xffffffffu, before, 0) != others) {
-    i32* part = part_of<C>(p, block, s.tile, warp);
-#pragma unroll
-    for (int i = 0; i < C::kTokens / 8; ++i) {
-      *reinterpret_cast<int4*>(part + i * 128) = {acc[4 * i], acc[4 * i + 1], acc[4 * i + 2], acc[4 * i + 3]};
-    }
-    __syncwarp();
-    if (lane_id() == 0) before = add_acquire_release(arrived);
-    if (__shfl_sync(0xffffffffu, before, 0) != others) return false;
-  }
-  __syncwarp();
-  if (lane_id() == 0) *arrived = 0;
-  for (int b = from; b <= to; ++b) {
-    if (b == block) continue;
-    const i32* part = part_of<C>(p, b, s.tile, warp);
-#pragma unroll
-    for (int i = 0; i < C::kTokens / 8; ++i) {
-      const uint4 x = load_written(part + i * 128);
-      acc[4 * i] += x.x, acc[4 * i + 1] += x.y, acc[4 * i + 2] += x.z, acc[4 * i + 3] += x.w;
-    }
-  }
-  return true;
-}
-
-// Eight neighbouring rows of one token.
+// Up to eight neighbouring rows of one token; `aligned`: all eight, by one access.
 template <class T>
-TESSERA_DEVICE void store_rows(T* y, int row, int n, uint4 v) {
-  if (n % 8 == 0) {
-    if (row < n) *reinterpret_cast<uint4*>(y + row) = v;
+TESSERA_DEVICE void store_rows(T* y, int rows, uint4 v, bool aligned) {
+  if (aligned) {
+    *reinterpret_cast<uint4*>(y) = v;
     return;
   }
-  const u32 words[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    if (row + i < n) y[row + i].bits = static_cast<u16>(words[i / 2] >> 16 * (i % 2));
+  u64 word = v.x | static_cast<u64>(v.y) << 32;
+#pragma unroll 1
+  for (int i = 0; i < 8 && i < rows; ++i) {
+    y[i].bits = static_cast<u16>(word);
+    word = i == 3 ? v.z | static_cast<u64>(v.w) << 32 : word >> 16;
   }
 }
 
-// Sums of a warp's 16 rows to y, through 1 KB of shared memory in which tokens become rows of 32 bytes.
+// What one warpgroup does with the sums of its 64 rows of a tile, from the last product to memory.
 template <class C>
-TESSERA_DEVICE void store_tile(const WideArgs& p, const WideSmem<C>& smem, int buffer, const Segment& s, int warp,
-                               const i32 (&acc)[C::kTokens / 2]) {
-  constexpr int kChunk = C::kTokens < 32 ? C::kTokens : 32;
+class TileEnd {
+ public:
   using T = typename C::T;
-  const int lane = lane_id(), m = s.token<C>(p), row = s.row<C>(p) + warp * 16 + lane % 2 * 8;
-  const u32 out = smem.output(warp), rows = smem.end_rows(buffer) + (warp * 16 + lane / 4) * 16;
-  const uint4 row0 = load_shared(rows), row1 = load_shared(rows + 8 * 16);
-  const i32 offset[2] = {static_cast<i32>(row0.x), static_cast<i32>(row1.x)};
-  const float scale[2] = {__uint_as_float(row0.y), __uint_as_float(row1.y)};
-  const float bias[2] = {__uint_as_float(row0.z), __uint_as_float(row1.z)};
-  const u32 tokens = smem.ends(buffer) + lane % 4 * 16;
+  using Sums = i32[C::kTokens / 2];
+
+  TESSERA_DEVICE TileEnd(const WideArgs& p, const WideSmem<C>& smem, int panel, int team, int buffer, const Segment& s,
+                         u32& output)
+      : p_(p), smem_(smem), s_(s), panel_(panel), team_(team), consumer_(team * C::kPanels + panel),
+        thread_(thread_now() % kWarpgroup), buffer_(buffer), output_(output) {}
+
+  TESSERA_DEVICE void run(Sums& acc) {
+    u32 mine = ((1u << kTeamSlices) - 1) << team_ * kTeamSlices;
+    if constexpr (C::kTeams == 2) exchange(acc);
+    if (s_.last - s_.first < p_.steps) mine = share_parts(mine, acc);
+    if (!mine) return;
+    aim();
 #pragma unroll
-  for (int chunk = 0; chunk < C::kTokens / kChunk; ++chunk) {
-#pragma unroll
-    for (int pair = 0; pair < kChunk / 16; ++pair) {  // 16 tokens: two 8 x 8 matrices for each half of the rows
-      u32 f[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int j = chunk * (kChunk / 8) + pair * 2 + i / 2, h = i % 2;
-        const uint4 t = load_shared(tokens + j * 64);  // (sum, scale) of two tokens
-        const i32 first = acc[4 * j + 2 * h], second = acc[4 * j + 2 * h + 1];
-        f[i] = pack2<T>(finish(first, offset[h], t.x, scale[h], __uint_as_float(t.y), bias[h]),
-                        finish(second, offset[h], t.z, scale[h], __uint_as_float(t.w), bias[h]));
-      }
-      const int token = pair * 16 + lane / 16 * 8 + lane % 8;
-      stmatrix_trans(out + token * 32 + (lane / 8 % 2 ^ token / 4 % 2) * 16, f);
+    for (int q = 0; q < C::kSlices; ++q) {
+      if (mine >> q & 1) store_slice(q, acc);
     }
-    __syncwarp();
-#pragma unroll
-    for (int i = 0; i < kChunk / 16; ++i) {
-      const int token = i * 16 + lane / 2, at = m + chunk * kChunk + token;
-      const uint4 v = load_shared(out + token * 32 + (lane % 2 ^ token / 4 % 2) * 16);
-      if (at < p.tokens) store_rows(static_cast<T*>(p.y) + static_cast<i64>(at) * p.n, row, p.n, v);
-    }
-    __syncwarp();
   }
-}
+
+ private:
+  static constexpr int kTeamSlices = C::kSlices / C::kTeams;
+  static constexpr int kBatches = C::kSliceTokens / 8;  // of four sums of a thread in a slice
+
+  // Each team keeps half of the slices and gets the other's sums of them, one slice at a time.
+  TESSERA_DEVICE void exchange(Sums& acc) {
+    const u32 mine = smem_.output(consumer_) + thread_ * 16;
+    const u32 theirs = smem_.output((1 - team_) * C::kPanels + panel_) + thread_ * 16;
+    both_teams();  // whoever still reads y out of the buffers
+#pragma unroll
+    for (int q = 0; q < kTeamSlices; ++q) {
+      if (team_ == 0) put(mine, q + kTeamSlices, acc);
+      else put(mine, q, acc);
+      both_teams();
+      if (team_ == 0) take(theirs, q, acc);
+      else take(theirs, q + kTeamSlices, acc);
+      both_teams();
+    }
+  }
+  TESSERA_DEVICE static void put(u32 to, int q, const Sums& acc) {
+#pragma unroll
+    for (int i = 0; i < kBatches; ++i) {
+      const i32* sums = acc + 4 * (q * kBatches + i);
+      store_shared(to + i * 2048, uint4{u32(sums[0]), u32(sums[1]), u32(sums[2]), u32(sums[3])});
+    }
+  }
+  TESSERA_DEVICE static void take(u32 from, int q, Sums& acc) {
+#pragma unroll
+    for (int i = 0; i < kBatches; ++i) {
+      i32* sums = acc + 4 * (q * kBatches + i);
+      const uint4 x = load_shared(from + i * 2048);
+      sums[0] += x.x, sums[1] += x.y, sums[2] += x.z, sums[3] += x.w;
+    }
+  }
+  TESSERA_DEVICE void both_teams() const { named_barrier_sync(1 + C::kConsumers + panel_, 2 * kWarpgroup); }
+
+  // Parts of other blocks are added to those of the team's slices for which this warpgroup is the last to come: the mask of those.
+  // The others' slices first, then its own, which those who come at the same time will have left for it by then.
+  // Sums are integers, so the order of additions does not matter.
+  TESSERA_DEVICE u32 share_parts(u32 team, Sums& acc) {
+    const int blocks = p_.cuts, me = blockIdx.x % blocks;
+    u32 own = 0, last = 0;
+#pragma unroll
+    for (int q = 0; q < C::kSlices; ++q) own |= static_cast<u32>(q % kTeamSlices * blocks / kTeamSlices == me) << q;
+#pragma unroll 1
+    for (int turn = 0; turn < 2; ++turn) {
+      const u32 slices = team & (turn ? own : ~own);
+      const u32 alone = votes(slices, blocks - 1, false);
+      if (alone != slices) leave(slices & ~alone, acc);
+      last |= alone | votes(slices & ~alone, blocks - 1, true);
+    }
+    if (thread_ < C::kSlices && (last >> thread_ & 1)) counters()[thread_] = 0;
+#pragma unroll 1
+    for (int b = 1; b < blocks; ++b) {
+      const i32* part = part_of((me + b) % blocks);
+#pragma unroll
+      for (int q = 0; q < C::kSlices; ++q) {
+        if (last >> q & 1) add(part, q, acc);
+      }
+    }
+    return last;
+  }
+
+  // Which of `slices` all `others` have left their parts of; `arrive`: counting this block from now on.
+  TESSERA_DEVICE u32 votes(u32 slices, u32 others, bool arrive) {
+    if (!slices) return 0;
+    named_barrier_sync(1 + consumer_, kWarpgroup);  // what its threads wrote is released below
+    if (thread_ < kWarp) {
+      const bool asked = slices >> thread_ & 1;
+      u32* counter = counters() + thread_;
+      const u32 before = !asked ? 0 : arrive ? add_acquire_release(counter) : load_acquire(counter);
+      const u32 all = __ballot_sync(0xffffffffu, asked && before == others);
+      if (thread_ == 0) store_shared_word(smem_.votes(consumer_), all);
+    }
+    named_barrier_sync(1 + consumer_, kWarpgroup);
+    return load_shared_word(smem_.votes(consumer_));
+  }
+
+  TESSERA_DEVICE u32* counters() const { return p_.arrived + (s_.tile * C::kPanels + panel_) * C::kSlices; }
+  // Where this thread's sums lie that the b-th block of this tile computed.
+  TESSERA_DEVICE i32* part_of(int b) const {
+    const i64 slot = static_cast<i64>(s_.tile * p_.cuts + b) * C::kPanels + panel_;
+    return p_.parts + slot * (kRows * C::kTokens) + thread_ * 4;
+  }
+
+  TESSERA_DEVICE void leave(u32 slices, const Sums& acc) {
+    i32* part = part_of(blockIdx.x % p_.cuts);
+#pragma unroll
+    for (int q = 0; q < C::kSlices; ++q) {
+      if (!(slices >> q & 1)) continue;
+#pragma unroll
+      for (int i = q * kBatches; i < (q + 1) * kBatches; ++i) {
+        *reinterpret_cast<int4*>(part + i * 512) = {acc[4 * i], acc[4 * i + 1], acc[4 * i + 2], acc[4 * i + 3]};
+      }
+    }
+  }
+
+  TESSERA_DEVICE static void add(const i32* part, int q, Sums& acc) {
+    uint4 x[kBatches];
+#pragma unroll
+    for (int i = 0; i < kBatches; ++i) x[i] = __ldcg(reinterpret_cast<const uint4*>(part + (q * kBatches + i) * 512));
+#pragma unroll
+    for (int i = 0; i < kBatches; ++i) {
+      i32* sums = acc + 4 * (q * kBatches + i);
+      sums[0] += x[i].x, sums[1] += x[i].y, sums[2] += x[i].z, sums[3] += x[i].w;
+    }
+  }
+
+  // What storing needs: this thread's two rows, where it puts sums and gets y in shared memory, where y goes.
+  TESSERA_DEVICE void aim() {
+    const int lane = thread_ % kWarp, warp = thread_ / kWarp;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const u32 at = smem_.end_rows(buffer_) + (panel_ * kRows + warp * 16 + lane / 4 + h * 8) * 16;
+      const uint4 row = load_shared(at);
+      offset_[h] = row.x, scale_[h] = __uint_as_float(row.y), bias_[h] = __uint_as_float(row.z);
+    }
+    tokens_ = smem_.ends(buffer_) + lane % 4 * 16;
+    put_ = swizzle_128b((lane / 16 * 8 + lane % 8) * 128 + warp * 32 + lane / 8 % 2 * 16);
+    get_ = swizzle_128b(thread_ / 8 * 128 + thread_ % 8 * 16);
+    token_ = s_.token<C>(p_) + thread_ / 8, row_ = s_.row<C>(p_) + panel_ * kRows + thread_ % 8 * 8;
+    y_ = static_cast<T*>(p_.y) + static_cast<i64>(token_) * p_.n + row_;
+  }
+
+  // 16 tokens at a time through shared memory, in which tokens become rows of 128 bytes: whole lines of y. Two buffers
+  // take turns, so that one barrier does.
+  TESSERA_DEVICE void store_slice(int q, const Sums& acc) {
+#pragma unroll
+    for (int c = q * C::kSliceTokens / 16; c < (q + 1) * C::kSliceTokens / 16; ++c) {
+      const u32 buffer = smem_.output(consumer_) + output_ * 2048;
+      output_ ^= 1;
+      const i32* a = acc + 8 * c;
+      const uint4 t0 = load_shared(tokens_ + c * 128), t1 = load_shared(tokens_ + c * 128 + 64);
+      const u32 f[4] = {finished(0, a[0], a[1], t0), finished(1, a[2], a[3], t0), finished(0, a[4], a[5], t1),
+                        finished(1, a[6], a[7], t1)};
+      stmatrix_trans(buffer + put_, f);
+      named_barrier_sync(1 + consumer_, kWarpgroup);
+      const uint4 v = load_shared(buffer + get_);
+      if (token_ + c * 16 < p_.tokens && row_ < p_.n) {
+        store_rows(y_ + static_cast<i64>(c) * 16 * p_.n, p_.n - row_, v, p_.n % 8 == 0);
+      }
+    }
+  }
+
+  // Sums of row h and two tokens (sum, scale, sum, scale) as a word of T.
+  TESSERA_DEVICE u32 finished(int h, i32 first, i32 second, uint4 tokens) const {
+    return pack2<T>(finish(first, offset_[h], tokens.x, scale_[h], __uint_as_float(tokens.y), bias_[h]),
+                    finish(second, offset_[h], tokens.z, scale_[h], __uint_as_float(tokens.w), bias_[h]));
+  }
+
+  const WideArgs& p_;
+  const WideSmem<C>& smem_;
+  const Segment s_;
+  const int panel_, team_, consumer_, thread_, buffer_;
+  i32 offset_[2];
+  float scale_[2], bias_[2];
+  u32 tokens_, put_, get_;
+  u32& output_;
+  int token_, row_;
+  T* y_;
+};
 
 }  // namespace tessera::gemm
