@@ -73,6 +73,19 @@ def test_reshapes_keep_or_refuse(data, kind, shape, target):
     assert equal(node, result)
 
 
+@pytest.mark.parametrize(
+    ("block", "old", "new", "wanted"),
+    [
+        ((1, WHOLE, 2), (2, 1, 4), (2, 4), (1, 2)),
+        ((1, 2), (2, 4), (2, 1, 4), (1, WHOLE, 2)),
+        ((1, 2), (2, 8), (2, 2, 4), (1, 1, 2)),
+        ((1, 4), (2, 8), (2, 2, 2, 2), (1, 1, WHOLE, WHOLE)),
+    ],
+)
+def test_blocks_of_reshaped_axes(block, old, new, wanted):
+    assert reshaped(Pattern(block), tuple(map(fixed, old)), tuple(map(fixed, new))).block == wanted
+
+
 def test_reshape_refuses_groups_that_straddle():
     with pytest.raises(Refused, match="straddle"):
         reshaped(Pattern.blocks(1, 6), (fixed(2), fixed(12)), (fixed(2), fixed(3), fixed(4)))

@@ -50,9 +50,6 @@ def reshaped(pattern: Pattern, old: Shape, new: Shape) -> Pattern:
         if len(old_axes) == len(new_axes) == 1:
             block += blocks
             continue
-        if not old_axes or not new_axes:
-            block += [WHOLE] * len(new_axes)
-            continue
         merged = _merge([d.size or 0 for d in own], blocks, f"{show(old)} with pattern {pattern}")
         block += _split(merged, [new[a].size or 0 for a in new_axes], f"{show(new)} of pattern {pattern}")
     return Pattern(tuple(block))
