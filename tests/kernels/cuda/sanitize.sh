@@ -19,6 +19,8 @@ attention='decode[9-3 or decode[32-8-128-dtype0 or batches[9-3 or batches[32-8-1
 attention="$attention or blocks[lengths3 or several_tiles or lanes or alone"
 rows='30-576 or 30-14336 or int8 or odd_values or embedding or (sampling and not 128256)'
 headers='headers and not graph'
+gemm='(exact and g128 and (130 or small) and (wide32x128h2 or wide128x256 or wide64x128t2 or small8x64s1k4'
+gemm="$gemm or small32x128s1k2)) or (every_cut and 130 and g128 and (small16x128x2 or wide64x128-))"
 
 check() { # tool, group, selection, first of 16 ports of its own
     options=
@@ -32,14 +34,15 @@ check() { # tool, group, selection, first of 16 ports of its own
 
 racecheck_options=-DTESSERA_RACECHECK
 TESSERA_NVRTC_OPTIONS=$racecheck_options "$python" -m pytest -q -m gpu -p no:cacheprovider --timeout 0 \
-    -k "($attention) or ($rows) or ($headers)" "$here" >"$logs/racecheck-kernels.log" 2>&1
+    -k "($attention) or ($rows) or ($headers) or ($gemm)" "$here" >"$logs/racecheck-kernels.log" 2>&1
 
 port=49152
 for tool in memcheck racecheck synccheck; do
     check $tool attention "$attention" $port &
     check $tool rows "$rows" $((port + 16)) &
     check $tool headers "$headers" $((port + 32)) &
-    port=$((port + 48))
+    check $tool gemm "$gemm" $((port + 48)) &
+    port=$((port + 64))
 done
 wait
 
