@@ -1,4 +1,4 @@
-"""Speeds of the current CUDA device. Graph replays on random data, medians; weights do not stay in its L2."""
+"""Speeds of the current CUDA device, on random data that its L2 does not hold."""
 
 import statistics
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +18,7 @@ SIDE: Final = 8192
 """Rows and columns of the products whose rates count as peaks."""
 READ_BYTES: Final = 500_000_000
 CHAIN: Final = 100
+REPEATS: Final = 20
 WGMMA_STEPS: Final = 10_000
 
 
@@ -35,24 +36,35 @@ def speeds() -> Iterator[Speed]:
     yield kernel_seconds("gpu", read.value, peaks)
 
 
-def replay_s(launches: Sequence[Callable[[], object]], replays: int = 7) -> float:
-    """Seconds a launch: median over replays of one graph that holds all of `launches`."""
-    for launch in launches:
-        launch()
+def launch_s(launches: Sequence[Callable[[], object]], rounds: int = 7) -> float:
+    """Seconds of one of `launches`, each of which takes longer than the host takes to launch it.
+
+    REPEATS of them go back to back, so that what a round costs beside them does not count; the median over
+    rounds, after one that does not.
+    """
+    calls = [launches[i % len(launches)] for i in range(REPEATS)]
+    return statistics.median([_timed_s(calls) for _ in range(rounds + 1)][1:]) / REPEATS
+
+
+def replay_s(launch: Callable[[], object], rounds: int = 7) -> float:
+    """Seconds of a short launch in a graph of CHAIN of them: the median over replays."""
+    launch()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        for launch in launches:
+        for _ in range(CHAIN):
             launch()
-    graph.replay()
-    times = []
-    for _ in range(replays):
-        start, end = _event(), _event()
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(float(start.elapsed_time(end)) / 1e3)
-    return statistics.median(times) / len(launches)
+    return statistics.median([_timed_s([graph.replay]) for _ in range(rounds + 1)][1:]) / CHAIN
+
+
+def _timed_s(calls: Sequence[Callable[[], object]]) -> float:
+    """Seconds from the first of `calls` to the end of the last, by the device's clock."""
+    start, end = _event(), _event()
+    start.record()
+    for call in calls:
+        call()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / 1e3
 
 
 def _event() -> torch.cuda.Event:
@@ -81,12 +93,12 @@ def _read(info: DeviceInfo) -> Speed:
         how = "read_plain of 500 MB"
     else:
         calls, how = [half.view(torch.float32).sum for half in pool.chunk(2)], "torch sum of 500 MB"
-    return Speed("bandwidth", READ_BYTES / replay_s(calls), "B/s", how)
+    return Speed("bandwidth", READ_BYTES / launch_s(calls), "B/s", how)
 
 
 def _copy() -> Speed:
     source = torch.randint(0, 256, (READ_BYTES,), dtype=torch.uint8, device="cuda")
-    seconds = replay_s([partial(torch.empty_like(source).copy_, source)])
+    seconds = launch_s([partial(torch.empty_like(source).copy_, source)])
     return Speed("copy_bandwidth", 2 * READ_BYTES / seconds, "B/s", "copy of 500 MB, read and write counted")
 
 
@@ -96,15 +108,15 @@ def _peaks(info: DeviceInfo) -> Iterator[Speed]:
     a, b = (torch.randn(SIDE, SIDE, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     for kind, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
         left, right = a.to(dtype), b.to(dtype)
-        seconds = replay_s([partial(torch.mm, left, right)])
+        seconds = launch_s([partial(torch.mm, left, right)])
         yield Speed(f"peaks.{kind}", operations / seconds, "op/s", f"torch.mm of {SIDE}^3")
     if info.sm >= 89:
-        yield Speed("peaks.fp8", operations / replay_s([_fp8(a, b)]), "op/s", f"torch._scaled_mm of {SIDE}^3")
+        yield Speed("peaks.fp8", operations / launch_s([_fp8(a, b)]), "op/s", f"torch._scaled_mm of {SIDE}^3")
     if info.sm == 90:
         yield _int8_wgmma(info)
     else:
         left, right = ((10 * x).to(torch.int8) for x in (a, b))
-        seconds = replay_s([partial(torch._int_mm, left, right.t().contiguous().t())])
+        seconds = launch_s([partial(torch._int_mm, left, right.t().contiguous().t())])
         yield Speed("peaks.int8", operations / seconds, "op/s", f"torch._int_mm of {SIDE}^3")
 
 
@@ -122,7 +134,7 @@ def _int8_wgmma(info: DeviceInfo) -> Speed:
     cycles = torch.zeros(info.sms, dtype=torch.int64, device="cuda")
     launch = partial(loop, info.sms, 256, seed, sink, cycles, 7, 0x15151515, WGMMA_STEPS, smem=smem)
     operations = 2 * info.sms * 2 * WGMMA_STEPS * 4 * 64 * 256 * 32
-    rate = operations / replay_s([launch])
+    rate = operations / launch_s([launch])
     return Speed("peaks.int8", rate, "op/s", "wgmma u8 x s8 with operands on the chip")
 
 
@@ -134,4 +146,4 @@ def _launch(info: DeviceInfo) -> Speed:
     if info.sm == 90:
         call = partial(_probe("bandwidth", "tiny", "P"), info.sms, 128, x)
         how = f"graph of {CHAIN} dependent kernels"
-    return Speed("launch_seconds", replay_s([call] * CHAIN), "s", how)
+    return Speed("launch_seconds", replay_s(call), "s", how)
