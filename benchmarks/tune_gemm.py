@@ -57,7 +57,7 @@ def candidates(product: Product, on: choose.Machine) -> list[Choice]:
         for choice in (Choice(f, v) for f in choose.FAMILIES if ARCH in f.archs for v in f.variants)
     ]
     able = [choice for us, choice in sorted(ranked, key=lambda item: item[0]) if us < math.inf]
-    kept = able[:CANDIDATES]
+    kept = able[: CANDIDATES if product.tokens < 1024 else CANDIDATES // 2]
     for family in choose.FAMILIES:
         if product.tokens <= 256:
             kept += [c for c in able if c.family is family][: CANDIDATES // 3]
@@ -94,7 +94,7 @@ def measure(form: Format, n: int, k: int, on: choose.Machine) -> Iterator[Row]:
     weight = random_weight(Qtile((n, k), CHAINS[str(form)]), torch.Generator("cuda").manual_seed(0))
     first = pack(weight)
     weights = [first, *(replace(first, tiles=first.tiles.clone()) for _ in range(copies(first.nbytes) - 1))]
-    most = 512 if (n, k) == HEAD else 4096
+    most = 512 if (n, k) == HEAD else 8192
     for tokens in (b for b in BUCKETS if b <= most):
         found = sorted(time_cell(weights, form, tokens, on), key=lambda item: item[1])
         shown = "  ".join(f"{name} {us:.2f} ({guess:.1f})" for name, us, guess in found[:5])
