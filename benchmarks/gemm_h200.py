@@ -16,7 +16,7 @@ import math
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -127,8 +127,25 @@ def systems(n: int, k: int, wanted: Sequence[str]) -> Iterator[tuple[System, Our
                 return
 
 
-def graph_of(launches: Sequence[Launch], least_us: float) -> tuple[torch.cuda.CUDAGraph, int]:
-    """A graph of the launches, each of `least_us` or more, repeated up to GRAPH_US, and how many it holds."""
+@dataclass(frozen=True)
+class Timed:
+    """A graph of `launches`, which keep what it reads: the next capture unmaps memory that nobody holds."""
+
+    graph: torch.cuda.CUDAGraph
+    launches: Sequence[Launch]
+
+    def us(self) -> float:
+        """Microseconds a launch of one replay."""
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        self.graph.replay()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) * 1e3 / len(self.launches)
+
+
+def graph_of(launches: Sequence[Launch], least_us: float) -> Timed:
+    """The launches, each of `least_us` or more, repeated up to GRAPH_US."""
     for launch in launches[:2]:
         launch()
     torch.cuda.synchronize()
@@ -138,21 +155,13 @@ def graph_of(launches: Sequence[Launch], least_us: float) -> tuple[torch.cuda.CU
         for launch in launches:
             launch()
     graph.replay()
-    return graph, len(launches)
+    return Timed(graph, launches)
 
 
-def time_in_turn(graphs: Sequence[tuple[torch.cuda.CUDAGraph, int]]) -> list[float]:
+def time_in_turn(timed: Sequence[Timed]) -> list[float]:
     """Median microseconds a launch of each, the graphs replayed one after the other REPLAYS times."""
-    times: list[list[float]] = [[] for _ in graphs]
-    for _ in range(REPLAYS):
-        for found, (graph, count) in zip(times, graphs, strict=True):
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            start.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            found.append(start.elapsed_time(end) * 1e3 / count)
-    return [statistics.median(found) for found in times]
+    rounds = [[one.us() for one in timed] for _ in range(REPLAYS)]
+    return [statistics.median(times) for times in zip(*rounds, strict=True)]
 
 
 def row(system: System, m: int, n: int, k: int, us: float) -> Row:
@@ -241,9 +250,9 @@ def main() -> None:
             shown = ("system", "recipe", "m", "n", "k", "us", "tops", "roof", "kernel")
             print("  ".join(f"{found[name]}" for name in shown if name in found), flush=True)
         torch.cuda.empty_cache()
+        write_results(args.out, rows)
         print(f"{n}x{k} done at {time.perf_counter() - started:.1f} s", flush=True)
     print(summary(rows))
-    write_results(args.out, rows)
     for found in wrong(rows):
         print(f"WRONG: {found}")
     if wrong(rows):
