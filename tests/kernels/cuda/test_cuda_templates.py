@@ -70,8 +70,7 @@ def launched(machine: Machine, dtype: torch.dtype, model: tuple[int, ...]) -> li
     for quantize in (False, True):
         norm = BoundNorm("norm", RowsProblem(device, hidden, dtype, quantize), torch.empty(0), 1e-5)
         silu = BoundSiluMul("silu", RowsProblem(device, mlp, dtype, quantize))
-        kernels += [norm.plain, norm.fused]
-        kernels += [silu.instance(shape) for shape in (silu.shape, silu.few_shape) if shape]
+        kernels += [norm.plain, norm.fused, silu.launch]
     kernels += [
         BoundQuantizeRows("rows", RowsProblem(device, width, dtype, True)).launch for width in (hidden, mlp)
     ]

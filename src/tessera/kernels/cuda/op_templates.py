@@ -34,16 +34,10 @@ CASES: list[TemplateCase] = [
     ),
     *grid(
         "elementwise/silu_mul.cuh",
-        "tessera::silu_mul<{t}, {threads}, 1, 0>",
+        "tessera::silu_mul<{t}, {threads}, 1, false>",
         {"t": _TYPES, "threads": (32, 64, 128, 256)},
     ),
-    *grid("elementwise/silu_mul.cuh", "tessera::silu_mul<{t}, {s}, 1>", {"t": _TYPES, "s": _SHAPES}),
-    *grid(
-        "elementwise/silu_mul.cuh",
-        "tessera::silu_mul<{t}, {threads}, 1, 8>",
-        {"t": _TYPES, "threads": (64, 256, 512)},
-        HOPPER,
-    ),
+    *grid("elementwise/silu_mul.cuh", "tessera::silu_mul<{t}, {s}, true>", {"t": _TYPES, "s": _SHAPES}),
     *grid("elementwise/quantize_rows.cuh", "tessera::quantize_rows<{t}, {s}>", {"t": _TYPES, "s": _SHAPES}),
     *grid("elementwise/embedding.cuh", "tessera::gather_rows<{t}>", {"t": ("tessera::i32", "tessera::i64")}),
     *grid(

@@ -15,9 +15,8 @@ from tessera.kernels.cuda.arguments import (
     runs_on,
     upload,
 )
-from tessera.kernels.cuda.device import FAMILIES
 from tessera.kernels.cuda.launch import Kernel, kernel
-from tessera.kernels.cuda.tiled_rows import STEP, empty_tiled
+from tessera.kernels.cuda.tiled_rows import empty_tiled
 from tessera.kernels.ops import RowsProblem
 from tessera.kernels.registry import Verdict, no, runs
 from tessera.kernels.types import Activation, TiledRows
@@ -26,10 +25,6 @@ WARP = 32
 MAX_THREADS = 1024
 MAX_VECS = 4  # vectors a thread keeps in registers
 MAX_WIDTH = MAX_THREADS * MAX_VECS * VEC
-CLUSTER = 8  # blocks that share a row of few
-CLUSTER_ARCHS = FAMILIES["sm90"]
-FEW_ROWS = 16  # as many clusters as the SMs of Hopper hold
-SHARED_WIDTH = 4096  # from here on a row is worth sharing
 
 
 def row_shape(width: int) -> tuple[int, int]:
@@ -141,17 +136,9 @@ class BoundSiluMul:
         return threads, 1, blocks
 
     @cached_property
-    def few_shape(self) -> tuple[int, int, int] | None:
-        """The same for few rows, where one SM would compute a whole row while others idle."""
-        problem = self.problem
-        if not problem.quantize or problem.device.arch not in CLUSTER_ARCHS or problem.width < SHARED_WIDTH:
-            return None
-        vecs = -(-problem.width // (STEP * CLUSTER)) * STEP // VEC
-        return next(t for t in (64, 128, 256, 512) if vecs <= t), 1, CLUSTER
-
-    def instance(self, shape: tuple[int, int, int]) -> Kernel:
-        threads, vecs, blocks = shape
-        quantize = blocks if self.problem.quantize else 0
+    def launch(self) -> Kernel:
+        threads, vecs, _ = self.shape
+        quantize = str(self.problem.quantize).lower()
         name = f"tessera::silu_mul<{CPP_TYPES[self.problem.dtype]}, {threads}, {vecs}, {quantize}>"
         return kernel("elementwise/silu_mul.cuh", name, signature="PPPPi")
 
@@ -163,13 +150,9 @@ class BoundSiluMul:
         rows = empty_tiled(count, width) if self.problem.quantize else None
         out = rows.codes if rows else torch.empty((count, width), dtype=gate_up.dtype, device=gate_up.device)
         if count:
-            shape = self.few_shape if self.few_shape and count <= FEW_ROWS else self.shape
-            threads, _, blocks = shape
-            cluster = (1, blocks, 1) if shape is self.few_shape else None
+            threads, _, blocks = self.shape
             scale, row_sum = (rows.scale, rows.row_sum) if rows else (0, 0)
-            self.instance(shape)(
-                (count, blocks, 1), threads, gate_up, out, scale, row_sum, width, cluster=cluster, pdl=True
-            )
+            self.launch((count, blocks, 1), threads, gate_up, out, scale, row_sum, width, pdl=True)
         return rows or out
 
 
@@ -178,8 +161,7 @@ class CudaSiluMul(RowsKernel):
 
     def bind(self, problem: RowsProblem) -> BoundSiluMul:
         bound = BoundSiluMul(self.id, problem)
-        shapes = (bound.shape, bound.few_shape)
-        announce(*(bound.instance(shape) for shape in shapes if shape))
+        announce(bound.launch)
         return bound
 
 

@@ -65,8 +65,5 @@ TESSERA_DEVICE void store_cluster(u32 address, uint4 x) {
   asm volatile("st.shared::cluster.v4.b32 [%0], {%1, %2, %3, %4};"
                :: "r"(address), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
 }
-TESSERA_DEVICE void store_cluster(u32 address, u32 x) {
-  asm volatile("st.shared::cluster.b32 [%0], %1;" :: "r"(address), "r"(x) : "memory");
-}
 
 }  // namespace tessera

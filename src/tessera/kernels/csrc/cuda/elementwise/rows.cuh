@@ -2,7 +2,6 @@
 #pragma once
 #include "common/bits.cuh"
 #include "common/reduce.cuh"
-#include "common/sync.cuh"
 #include "common/tiled.cuh"
 #include "common/types.cuh"
 #include "elementwise/dependency.cuh"
@@ -28,46 +27,13 @@ TESSERA_DEVICE uint4 pack8(const Floats8& x) {
   return make_uint4(pack2<T>(x[0], x[1]), pack2<T>(x[2], x[3]), pack2<T>(x[4], x[5]), pack2<T>(x[6], x[7]));
 }
 
-// Who has a row: a block of a grid with one block a row,
-struct WholeRow {
-  TESSERA_DEVICE int first_vec() const { return 0; }
-  TESSERA_DEVICE bool writes() const { return threadIdx.x == 0; }
-  template <class T, class Op>
-  TESSERA_DEVICE T across(T x, Op, int) { return x; }
-};
-
-// or a cluster of kBlocks, where grid = (rows, kBlocks), cluster = (1, kBlocks, 1) and each has kVecs of every thread.
-template <int kBlocks, int kVecs>
-struct SharedRow {
-  u32 (&slots)[2][kBlocks];  // shared memory
-
-  TESSERA_DEVICE explicit SharedRow(u32 (&shared)[2][kBlocks]) : slots(shared) { cluster_arrive(); }
-  TESSERA_DEVICE int first_vec() const { return blockIdx.y * blockDim.x * kVecs; }
-  TESSERA_DEVICE bool writes() const { return blockIdx.y == 0 && threadIdx.x == 0; }
-
-  // `x`, the same in all threads of a block, reduced over the blocks; `turn` 0 and then 1, after which none of them
-  // touches another's memory.
-  template <class T, class Op>
-  TESSERA_DEVICE T across(T x, Op op, int turn) {
-    if (turn == 0) cluster_wait();  // they have all started
-    if (threadIdx.x < kBlocks)
-      store_cluster(cluster_address(smem_address(&slots[turn][blockIdx.y]), threadIdx.x), static_cast<u32>(x));
-    cluster_sync();
-    x = static_cast<T>(slots[turn][0]);
-#pragma unroll
-    for (int i = 1; i < kBlocks; ++i) x = op(x, static_cast<T>(slots[turn][i]));
-    return x;
-  }
-};
-
 // int8 rows, symmetric: scale = max|x| / 127, codes = round_half_even(x * (1 / scale)); row_sum is the sum of codes.
 // Bit for bit what numerics.activation.quantize_rows computes, empty rows (scale 1, codes 0) and rows with NaN or
 // Inf (a scale that is not finite) included: as integers |NaN| > |Inf| > any number, so the maximum keeps them.
-// `x` is what the block has of row blockIdx.x, 0 or NaN (code 0) from column `width` on; `codes` are tiles
+// `x` is the block's row of a grid with one block a row, 0 or NaN (code 0) from column `width` on; `codes` are tiles
 // (tiled.cuh), whose columns up to a whole step are written.
-template <int kThreads, int kVecs, class Owner = WholeRow>
-TESSERA_DEVICE void quantize_row(const Floats8 (&x)[kVecs], int width, i8* codes, float* scale, i32* row_sum,
-                                 Owner owner = {}) {
+template <int kThreads, int kVecs>
+TESSERA_DEVICE void quantize_row(const Floats8 (&x)[kVecs], int width, i8* codes, float* scale, i32* row_sum) {
   constexpr float kSmallestNormal = 1.17549435e-38f;
   __shared__ u32 scratch[kThreads / kWarp];
   __shared__ i32 sums[kThreads / kWarp];
@@ -76,19 +42,19 @@ TESSERA_DEVICE void quantize_row(const Floats8 (&x)[kVecs], int width, i8* codes
   for (int k = 0; k < kVecs; ++k)
 #pragma unroll
     for (int i = 0; i < kLane; ++i) bits = max(bits, __float_as_uint(x[k][i]) & 0x7fffffffu);
-  bits = owner.across(block_reduce<kThreads>(bits, AbsMax{}, scratch), AbsMax{}, 0);
+  bits = block_reduce<kThreads>(bits, AbsMax{}, scratch);
   const float fitted = __fdiv_rn(__uint_as_float(bits), 127.0f);
   const bool empty = fitted < kSmallestNormal;
   const float inverse = empty ? 0.0f : __frcp_rn(fitted);
   const int row = blockIdx.x, atoms = div_up(gridDim.x, kAtom), padded = round_up(width, kStep) / kLane;
   static_assert(kThreads * kLane % kStep == 0, "a thread's vectors lie at one place of their tiles");
-  const int first = owner.first_vec() + threadIdx.x;
-  codes += tiled_offset(row, first * kLane, atoms);
+  codes += tiled_offset(row, threadIdx.x * kLane, atoms);
   const i64 stride = static_cast<i64>(kThreads * kLane / kStep) * atoms * (kAtom * kStep);
   i32 sum = 0;
 #pragma unroll
   for (int k = 0; k < kVecs; ++k) {
-    if (first + k * kThreads >= padded) break;
+    const int vec = threadIdx.x + k * kThreads;
+    if (vec >= padded) break;
     i32 c[kLane];
 #pragma unroll
     for (int i = 0; i < kLane; ++i) {
@@ -98,8 +64,8 @@ TESSERA_DEVICE void quantize_row(const Floats8 (&x)[kVecs], int width, i8* codes
     const uint2 packed = make_uint2(pack_bytes(c[0], c[1], c[2], c[3]), pack_bytes(c[4], c[5], c[6], c[7]));
     *reinterpret_cast<uint2*>(codes + k * stride) = packed;
   }
-  sum = owner.across(block_reduce<kThreads>(sum, Sum{}, sums), Sum{}, 1);
-  if (owner.writes()) {
+  sum = block_reduce<kThreads>(sum, Sum{}, sums);
+  if (threadIdx.x == 0) {
     scale[row] = empty ? 1.0f : fitted;
     row_sum[row] = sum;
   }

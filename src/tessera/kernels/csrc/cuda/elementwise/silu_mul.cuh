@@ -6,9 +6,8 @@ namespace tessera {
 
 TESSERA_DEVICE float silu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
 
-// gate_up [rows, 2 width]; grid = (rows, chunks of kThreads * kVecs vectors). kQuantize: 0, floats out; else into how
-// many chunks a row is cut that goes to int8, which are a cluster where that is more than one.
-template <class T, int kThreads, int kVecs, int kQuantize>
+// gate_up [rows, 2 width]; grid = (rows, chunks of kThreads * kVecs vectors; one chunk where rows are quantized).
+template <class T, int kThreads, int kVecs, bool kQuantize>
 __global__ void __launch_bounds__(kThreads)
     silu_mul(const T* gate_up, void* out, float* scale, i32* row_sum, int width) {
   await_predecessor();
@@ -31,11 +30,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int i = 0; i < kLane; ++i) v[k][i] = silu(v[k][i]) * up[i];
   }
-  if constexpr (kQuantize > 1) {
-    __shared__ u32 slots[2][kQuantize];
-    SharedRow<kQuantize, kVecs> owner(slots);
-    quantize_row<kThreads, kVecs>(v, width, static_cast<i8*>(out), scale, row_sum, owner);
-  } else if constexpr (kQuantize == 1) {
+  if constexpr (kQuantize) {
     quantize_row<kThreads, kVecs>(v, width, static_cast<i8*>(out), scale, row_sum);
   } else {
     uint4* to = reinterpret_cast<uint4*>(static_cast<T*>(out) + row * width + first * kLane);
