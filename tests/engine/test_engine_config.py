@@ -42,6 +42,23 @@ def test_a_step_must_hold_every_sequence():
         EngineConfig(max_num_batched_tokens=8, max_num_seqs=9)
 
 
+def test_a_device_has_defaults_of_its_own_and_options_win():
+    assert EngineConfig.on("cpu") == EngineConfig.on("cpu", max_num_seqs=None) == EngineConfig()
+    cuda = EngineConfig.on("cuda", seed=3)
+    assert (cuda.max_num_seqs, cuda.max_num_batched_tokens, cuda.memory_fraction) == (256, 8192, 0.9)
+    assert cuda.seed == 3
+    assert EngineConfig.on("cuda", memory_fraction=0.25).memory_fraction == 0.25
+
+
+def test_most_tokens_and_most_sequences_make_room_for_each_other_unless_both_are_given():
+    assert EngineConfig.on("cuda", max_num_batched_tokens=64).max_num_seqs == 64
+    assert EngineConfig.on("cpu", max_num_seqs=600).max_num_batched_tokens == 600
+    with pytest.raises(EngineConfigError, match="max_num_batched_tokens is 0"):
+        EngineConfig.on("cuda", max_num_batched_tokens=0)
+    with pytest.raises(EngineConfigError, match="max_num_batched_tokens is 8, max_num_seqs 9"):
+        EngineConfig.on("cuda", max_num_batched_tokens=8, max_num_seqs=9)
+
+
 def test_no_more_than_can_be_used_is_planned():
     planned = plan(max_num_seqs=2, available=10_000 * MIB)
     assert (planned.num_blocks, planned.max_model_len, planned.notes) == (64, 2048, ())

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 import typer
 
 from tessera.cli import console
-from tessera.engine.config import EngineConfig
+from tessera.engine.config import CUDA_DEFAULTS, EngineConfig
 from tessera.errors import InvalidRequestError
 from tessera.server.config import ServerConfig
 
@@ -24,6 +24,10 @@ _SERVER: Final = ServerConfig(model_name="")
 
 def _option(text: str) -> Any:
     return typer.Option(help=text, rich_help_panel="Engine")
+
+
+def _default(name: str) -> str:
+    return f"{getattr(_ENGINE, name)}, on cuda {CUDA_DEFAULTS[name]}"
 
 
 def serve(
@@ -54,14 +58,20 @@ def serve(
     ] = _SERVER.watchdog_s,
     device: Annotated[str, _option("cpu or cuda.")] = "cpu",
     max_model_len: Annotated[int | None, _option("Longest prompt and answer together, in tokens.")] = None,
-    max_num_seqs: Annotated[int, _option("Most sequences computed at once.")] = _ENGINE.max_num_seqs,
+    max_num_seqs: Annotated[
+        int | None, _option(f"Most sequences computed at once; default: {_default('max_num_seqs')}.")
+    ] = None,
     max_num_batched_tokens: Annotated[
-        int, _option("Most tokens computed in one step.")
-    ] = _ENGINE.max_num_batched_tokens,
+        int | None,
+        _option(f"Most tokens computed in one step; default: {_default('max_num_batched_tokens')}."),
+    ] = None,
     kv_tokens: Annotated[int | None, _option("Size of the KV cache in tokens.")] = None,
     memory_fraction: Annotated[
-        float, _option("Most of the free memory that the KV cache may take, as a share.")
-    ] = _ENGINE.memory_fraction,
+        float | None,
+        _option(
+            f"Share of the free memory that the KV cache may take; default: {_default('memory_fraction')}."
+        ),
+    ] = None,
     load_format: Annotated[
         str, _option("auto, or dummy for random weights of config.json's shape (CUDA only).")
     ] = _ENGINE.load_format,
@@ -93,7 +103,8 @@ def serve(
         watchdog_s=watchdog,
         shutdown_timeout_s=shutdown_timeout,
     )
-    engine = EngineConfig(
+    engine = EngineConfig.on(
+        device,
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,

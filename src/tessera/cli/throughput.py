@@ -78,11 +78,10 @@ def _core(model: str, cases: Sequence[Case], threads: int, device: str, dtype: s
     """An engine with room for every case."""
     from tessera.engine.build import build_core
 
-    batch = max(case.batch for case in cases)
-    config = EngineConfig(
+    config = EngineConfig.on(
+        device,
         max_model_len=max(case.prompt + case.output for case in cases),
-        max_num_seqs=batch,
-        max_num_batched_tokens=max(EngineConfig().max_num_batched_tokens, batch),
+        max_num_seqs=max(case.batch for case in cases),
         threads=threads if device == "cpu" else None,  # on a device only peers have any
         dtype=dtype,
     )

@@ -30,7 +30,7 @@ def build_core(model: str | Path, config: EngineConfig | None = None, device: st
     Logs the seconds of each phase and everything that had to be reduced. Raises UnknownDeviceError, what
     opening and building raise, EngineConfigError, and CacheMemoryError if not even one sequence fits.
     """
-    config = config or EngineConfig()
+    config = config or EngineConfig.on(device)
     if device not in HIDDEN_DTYPES:
         raise UnknownDeviceError(f"no kernels for device {device!r}; known are {', '.join(HIDDEN_DTYPES)}")
     if device == "cuda":

@@ -1,8 +1,8 @@
 """Engine options, and how much KV cache they amount to on this machine."""
 
 import math
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Any, Final, Self
 
 from tessera.engine.block_pool import BLOCK_SIZE, blocks_for
 from tessera.engine.errors import CacheMemoryError, EngineConfigError
@@ -12,11 +12,17 @@ MIN_MODEL_LEN: Final = 4  # the self-check's prompt and its tokens
 
 LOAD_FORMATS: Final = ("auto", "dummy")
 DTYPES: Final = ("auto", "f16", "bf16")
+CUDA_DEFAULTS: Final[dict[str, Any]] = {
+    "max_num_seqs": 256,
+    "max_num_batched_tokens": 8192,
+    "memory_fraction": 0.9,
+}
+"""What differs from the defaults below on a device that has nothing else to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Options of one engine; the command line reads its defaults from here.
+    """Options of one engine. The defaults are those of a CPU that others use too; `on` knows a device's.
 
     max_model_len           longest prompt and output together, in tokens; None: what the model allows,
                             or less where the cache cannot hold that
@@ -48,6 +54,21 @@ class EngineConfig:
     load_format: str = "auto"
     recipe: str | None = None
     dtype: str = "auto"
+
+    @classmethod
+    def on(cls, device: str, **options: Any) -> Self:
+        """Options for `device`: what is left out or None is its default.
+
+        Of most sequences and most tokens the one that is left out makes room for the other.
+        """
+        base = cls(**CUDA_DEFAULTS) if device == "cuda" else cls()
+        given = {name: value for name, value in options.items() if value is not None}
+        if "max_num_seqs" not in given:
+            tokens = given.get("max_num_batched_tokens", base.max_num_batched_tokens)
+            given["max_num_seqs"] = max(1, min(base.max_num_seqs, tokens))
+        elif "max_num_batched_tokens" not in given:
+            given["max_num_batched_tokens"] = max(base.max_num_batched_tokens, given["max_num_seqs"])
+        return replace(base, **given)
 
     def __post_init__(self) -> None:
         minima = {

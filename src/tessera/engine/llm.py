@@ -28,11 +28,12 @@ class LLM:
     for output in llm.generate(["The capital of France is"], SamplingParams(temperature=0, max_tokens=8)):
         print(output.text)
 
-    `options` are those of EngineConfig. Raises what `build_core` raises. Not for several threads at once.
+    `options` are those of EngineConfig, by default as `device` has them. Raises what `build_core` raises. Not
+    for several threads at once.
     """
 
     def __init__(self, model: str | Path, *, device: str = "cpu", **options: Any) -> None:
-        self._set_core(build_core(model, EngineConfig(**options), device))
+        self._set_core(build_core(model, EngineConfig.on(device, **options), device))
 
     @classmethod
     def from_core(cls, core: EngineCore) -> Self:
