@@ -11,7 +11,7 @@ from tessera.cli.doctor_speed import Bench
 from tessera.cli.main import app
 from tessera.engine.measure import Speed, cpu
 from tessera.errors import TesseraError
-from tessera.hardware import GPUS, find_device, read_measured
+from tessera.hardware import GPUS, HardwareFileError, find_device, read_measured
 
 SPEEDS = (
     Speed("bandwidth", 2.5e10, "B/s", "sum"),
@@ -95,6 +95,16 @@ def test_save_without_speed_is_refused(machine):
     assert isinstance(answer.exception, TesseraError)
     assert "--no-speed" in str(answer.exception)
     assert not path.exists()
+
+
+def test_a_broken_file_is_refused_before_anything_is_measured(machine, monkeypatch):
+    path = machine(CPU)
+    path.parent.mkdir()
+    path.write_text("{")
+    monkeypatch.setattr(doctor_speed, "benches", lambda: pytest.fail("measured for nothing"))
+    answer = doctor("--save")
+    assert isinstance(answer.exception, HardwareFileError)
+    assert "delete it, then run tessera doctor --save" in str(answer.exception)
 
 
 def test_speeds_up_to_a_failure_are_kept(monkeypatch):

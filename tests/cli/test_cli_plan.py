@@ -85,6 +85,19 @@ def test_comparison_is_sorted_and_says_what_does_not_fit():
     assert "Compared" in answer(text)
 
 
+def test_candidates_are_compared_once_however_they_are_named():
+    text = "llama-3-8b --gpu h100 --compare h100-sxm,qoq-g128, --compare w4a8kv4-g128-qoq --json"
+    assert len(json.loads(answer(text))["compare"]) == 1
+
+
+def test_a_custom_device_ends_a_list_with_commas():
+    text = "llama-3-8b --compare bf16,custom:memory=80,bandwidth=3000,bf16=500,int8=1000 --json"
+    found = json.loads(answer(text))["compare"]
+    assert {(c["gpu"], c["recipe"]) for c in found} == {
+        (gpu, recipe) for gpu in ("h100-sxm", "custom") for recipe in ("bf16", "qoq-g128")
+    }
+
+
 def test_the_fleet_for_an_slo():
     text = "llama-3.1-8b --gpu h100 --workload chat --slo-tpot 30 --slo-ttft 500 --rate 1000"
     fleet = json.loads(answer(text, "--json"))["fleet"]
@@ -131,6 +144,15 @@ def test_a_checkpoint_is_planned_with_its_own_recipe(tmp_path):
     assert found["recipe"] == str(Recipe.parse("w4a16-g64-gptq"))
 
 
+def test_a_checkpoint_with_short_last_groups_is_planned(tmp_path):
+    stored = {"quant_method": "tessera", "recipe": {"name": "w4a8kv4-g128-qoq", "ragged_tail": True}}
+    path = directory(tmp_path, quantization_config=stored, intermediate_size=448)
+    found = json.loads(answer(f"{path} --json"))
+    even = json.loads(answer(f"{path} --recipe qoq-g64 --json"))
+    assert found["recipe"] == "qoq-g128"
+    assert found["sections"]["memory"]["weights"]["value"] < even["sections"]["memory"]["weights"]["value"]
+
+
 def test_a_config_without_needed_keys(tmp_path):
     path = directory(tmp_path)
     raw = json.loads((path / "config.json").read_text())
@@ -156,13 +178,19 @@ def test_a_config_without_needed_keys(tmp_path):
         ("llama-3-8b --kv-heads 5", "5 KV heads"),
         ("llama-3-8b --kv-params some", "counted or none"),
         ("llama-3-8b --reserve-gb -1", "negative"),
+        ("llama-3-8b --reserve-gb nan", "reserve_gb is nan"),
+        ("llama-3-8b --reserve-gb inf", "unbounded"),
         ("llama-3-8b --workload chet", "nearest: chat"),
         ("llama-3-8b --workload custom", "--prompt and --output"),
         ("llama-3-8b --prompt 10", "--prompt and --output"),
         ("llama-3-8b --workload chat --prefix-hit 2", "between 0 and 1"),
         ("llama-3-8b --price free", "'free' is not a number"),
         ("llama-3-8b --price 0", "price is 0"),
-        ("llama-3-8b --sort size", "cost or latency or throughput"),
+        ("llama-3-8b --price 1 --price 2", "two prices of a GPU-hour"),
+        ("llama-3-8b --price h100=1 --price h100-sxm=2", "two prices of h100-sxm"),
+        ("llama-3-8b --price h200=3", "the price of h200, which is not planned"),
+        ("llama-3-8b --compare bf16 --sort size", "cost or latency or throughput"),
+        ("llama-3-8b --compare ,", "',' names no recipe or device"),
         ("llama-3-8b --compare w9", "w9"),
         ("llama-3-8b --workload chat --slo-tpot 20", "one of rate, users, trace"),
         ("llama-3-8b --workload chat --slo-tpot -1 --rate 1", "TPOT of -0.001"),
@@ -170,6 +198,15 @@ def test_a_config_without_needed_keys(tmp_path):
         ("llama-3-8b --workload chat --users 0", "0 users"),
         ("llama-3-8b --workload chat --rate 1 --arrivals often", "poisson"),
         ("llama-3-8b --rate 1", "workload"),
+        ("llama-3-8b --draft-recipe bf16", "--draft-recipe changes nothing without --draft"),
+        ("llama-3-8b --acceptance 0.5", "--acceptance changes nothing without --draft"),
+        ("llama-3-8b --drafted 9", "--drafted changes nothing without --draft"),
+        ("llama-3-8b --sort latency", "--sort changes nothing without --compare"),
+        ("llama-3-8b --slo-share 0.5", "--slo-share changes nothing without --slo-tpot or --slo-ttft"),
+        ("llama-3-8b --workload chat --rate 1 --think 5", "--think changes nothing without --users"),
+        ("llama-3-8b --trace t.csv --arrivals bursty", "changes nothing without --rate or --users"),
+        ("llama-3-8b --trace t.csv --length-cv 0", "changes nothing without --rate or --users"),
+        ("llama-3-8b --json --explain", "leave --explain out"),
         ("llama-3.1-405b", "take tp=4"),
     ],
 )

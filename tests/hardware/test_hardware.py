@@ -79,6 +79,13 @@ def test_unknown_names_get_the_nearest(typo, near):
         find_device(typo)
 
 
+def test_nearest_names_are_offered_once(monkeypatch, tmp_path):
+    monkeypatch.setenv("TESSERA_HARDWARE", str(tmp_path / "none.json"))
+    with pytest.raises(UnknownDeviceError) as error:
+        find_device("h20")
+    assert str(error.value).count("h200,") == 2  # once among the nearest, once among all
+
+
 def test_custom_device_in_data_sheet_units():
     device = find_device("custom:memory=80,bandwidth=3350,int8=1979,bf16=989,sms=132,clock=1.98,name=mine")
     h100 = GPUS["h100-sxm"]

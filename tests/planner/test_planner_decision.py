@@ -117,7 +117,7 @@ def test_a_workload_is_prefill_heavy_from_half_of_the_device_s_time(setting, bat
     load = setting.workload
     costs = replace(setting.step, precision=precision_of("qoq-g128"))
     prefill = costs.prefill(load.prompt).value
-    decode = load.output * costs.decode("by_operation", batch, load.mean_context).value / batch
+    decode = load.output * costs.decode("predicted", batch, load.mean_context).value / batch
     assert share == pytest.approx(prefill / (prefill + decode))
     assert (regime_of(setting, batch) == "prefill-heavy") == (share > 0.5)
 
@@ -169,6 +169,30 @@ def test_a_model_that_fits_only_with_4_bit_weights_says_so():
     assert decision.order[0] == ("W4", inf)
     assert "W4 (makes it fit)" in decision.text
     assert decision.to_json()["order"][0]["gain"] is None
+
+
+def test_a_prefill_heavy_row_says_where_4_bit_weights_pay_all_the_same():
+    setting = setting_of("llama-3.3-70b", "h100:datasheet", "chat")
+    found = decide(replace(setting, step=replace(setting.step, tp=2)))
+    assert found.regime == "prefill-heavy"
+    assert found.verdicts["W4"].pays
+    assert found.verdicts["W4"].text == "tax on prompts, wins in decode"
+    assert found.verdicts["A8"].text == "wins"
+
+
+def test_a_plan_s_share_of_prompts_and_its_decision_agree():
+    made = plan("llama-3.1-8b", "h200", "qoq-g128", workload="chat")
+    share = prefill_share(made.setting, made.batch)
+    assert share.value == pytest.approx(made["prefill_share"].value)
+    assert (share.value > 0.5) == (decide(made.setting).regime == "prefill-heavy")
+
+
+def test_a_cache_alone_comes_with_the_weights_that_cost_least():
+    decision = decide(
+        Setting(StepModel(MODELS["smollm2-135m"], GPUS["h100-sxm"], precision_of("bf16")), 4096)
+    )
+    assert [lever for lever, _ in decision.order] == ["KV4"]
+    assert decision.text.endswith(": w8a16kv4-chn.")
 
 
 def test_nothing_is_done_where_nothing_pays():

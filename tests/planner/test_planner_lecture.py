@@ -139,7 +139,8 @@ COMPUTED: dict[str, Callable[[], float]] = {
     "ridge.bf16": lambda: float(lecture("bf16")["ridge_bf16"]),
     "crossover.w4a8": lambda: lecture("w4a8kv4")["crossover_batch"].also["codes alone"],
     "compute_check.B540": lambda: MS * float(lecture("w4a8kv4", kv_heads=8)["gemm_time"]),
-    "two_level.scale_bytes": lambda: GIGA * float(N) / 128,
+    "two_level.scale_bytes": lambda: GIGA * memory.bits_per_weight(TWO_LEVEL).inputs["group_scale"] / 4096**2
+    * float(N) / 8,
     "two_level.total": lambda: GIGA * float(weights(TWO_LEVEL)),
     "sparse24.bytes_ratio": lambda: float(SPARSE),
     "sparse24.max_gain": lambda: float(sparsity.sparse_gain(SPARSE)),

@@ -1,6 +1,7 @@
 """Parameters, bytes and KV cache against counts made in other ways."""
 
 from dataclasses import replace
+from itertools import combinations
 from math import prod
 
 import pytest
@@ -177,11 +178,18 @@ def test_levers_change_what_they_name_and_nothing_else():
 def test_recipes_of_levers_use_a_group_that_fits_the_model():
     assert group_of(MODELS["smollm2-135m"]) == "g64"
     assert recipe_of(frozenset(LEVERS), MODELS["smollm2-135m"]) == "qoq-g64"
-    assert recipe_of(frozenset({"KV4"}), MODELS["smollm2-135m"]) is None
-    for name, model in MODELS.items():
-        found = recipe_of(frozenset(LEVERS), model)
-        assert found is not None, name
-        weight_bytes(model, precision_of(found))
+    for model in MODELS.values():
+        for count in range(len(LEVERS) + 1):
+            for levers in map(frozenset, combinations(LEVERS, count)):
+                precision = precision_of(recipe_of(levers, model))
+                weight_bytes(model, precision)
+                bits = (precision.weight_bits, precision.activation_bits, precision.kv_bits)
+                least = 8 if levers else 16
+                assert bits == (
+                    4 if "W4" in levers else least,
+                    8 if "A8" in levers else 16,
+                    4 if "KV4" in levers else 16,
+                )
 
 
 @pytest.mark.parametrize(

@@ -222,6 +222,11 @@ def test_gguf_of_another_version(tmp_path):
         shape_of(write_gguf(tmp_path / "m.gguf", version=1))
 
 
+def test_a_directory_without_config_json(tmp_path):
+    with pytest.raises(ModelFileError, match=r"has no config\.json$"):
+        shape_of(tmp_path)
+
+
 def test_a_file_that_is_neither(tmp_path):
     (tmp_path / "x.bin").write_bytes(b"hello")
     with pytest.raises(ModelFileError, match=r"neither a GGUF file nor a config.json"):

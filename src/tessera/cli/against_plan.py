@@ -9,6 +9,7 @@ from tessera.errors import TesseraError
 from tessera.hardware import Device, device_of_product, find_device
 from tessera.planner import plan
 from tessera.planner.read_model import stored_recipe
+from tessera.spec import Recipe
 
 TOLERANCE: Final = 0.15
 """A measured time off by more than this share of the predicted one is flagged."""
@@ -52,7 +53,7 @@ def steps(rows: Sequence[Row], model: str, kind: str, dtype: str = "auto") -> li
     return found
 
 
-def _case(row: Row, model: str, device: Device, recipe: str) -> list[Step]:
+def _case(row: Row, model: str, device: Device, recipe: str | Recipe) -> list[Step]:
     batch, prompt, output = (int(row[name] or 0) for name in ("batch", "prompt", "output"))
     made = plan(model, device, recipe, context=prompt + output, batch=batch, reserve_gb=0.0)
     case = f"{batch}x{prompt}x{output}"
@@ -78,7 +79,7 @@ def plannable(kind: str) -> Device:
         raise NoPlanError(f"--against-plan: {error}") from error
 
 
-def recipe_of(model: str, kind: str, dtype: str) -> str:
+def recipe_of(model: str, kind: str, dtype: str) -> str | Recipe:
     """What a model is served as: a checkpoint's own recipe, else the floats that the device computes in."""
     floats = "fp32" if kind == "cpu" else {"f16": "fp16"}.get(dtype, "bf16")
     return stored_recipe(model) or floats

@@ -14,6 +14,7 @@ import typer
 
 from tessera.cli import console
 from tessera.errors import InvalidRequestError, TesseraError
+from tessera.hardware import read_measured
 from tessera.version import __version__
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ def doctor(
     """
     if save and not speed:
         raise InvalidRequestError("--save keeps what --speed measures: leave --no-speed out", "save")
+    if save:
+        read_measured()  # a file that cannot be added to is better refused before a minute of measuring
     checks = list(_checks(kernels, every))
     if speed and not any(check.status == "fail" for check in checks):
         checks += _speeds(save)

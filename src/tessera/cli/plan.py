@@ -1,7 +1,7 @@
 """`tessera plan`: memory, limits, time and price of a model on a device, before anything is downloaded."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, get_args
@@ -10,19 +10,20 @@ import typer
 
 from tessera.cli import console
 from tessera.errors import InvalidRequestError
-from tessera.hardware import UnknownDeviceError, find_device
+from tessera.hardware import Device, UnknownDeviceError, find_device
 from tessera.planner import (
     Candidate,
     Decision,
     Draft,
     Plan,
-    compare,
     decide,
     plan,
+    precision_of,
     shape_of,
     table,
     workload_of,
 )
+from tessera.planner import compare as side_by_side
 from tessera.planner.arrivals import ArrivalKind, read_trace
 from tessera.planner.fleet import Slo
 from tessera.planner.levers import group_of
@@ -31,15 +32,29 @@ from tessera.planner.read_model import stored_recipe
 from tessera.planner.report import Report, page
 from tessera.planner.view import views
 from tessera.planner.workload import Workload
+from tessera.spec import Recipe
 
 Sort = Literal["cost", "latency", "throughput"]
 CUSTOM: Final = "custom"
+NEEDS: Final = {
+    "draft_recipe": ("draft",),
+    "acceptance": ("draft",),
+    "drafted": ("draft",),
+    "sort": ("compare",),
+    "slo_share": ("slo_tpot", "slo_ttft"),
+    "think": ("users",),
+    "arrivals": ("rate", "users"),
+    "length_cv": ("rate", "users"),
+}
+"""Options that change nothing without one of these others."""
+
 EXAMPLE: Final = "tessera plan llama-3.1-8b --gpu h200 --workload chat --price 3.5 --compare bf16,fp8,h100"
 
 _PLAN, _LOAD, _FLEET, _OUT = "Model and device", "Workload", "Fleet", "Output"
 
 
 def run(
+    call: typer.Context,
     model: Annotated[
         str, typer.Argument(help="Built-in name, Hugging Face directory, GGUF file or checkpoint.")
     ],
@@ -120,9 +135,9 @@ def run(
             rich_help_panel=_LOAD,
         ),
     ] = None,
-    compared: Annotated[
+    compare: Annotated[
         list[str] | None,
-        typer.Option("--compare", help="Other recipes and devices, with commas.", rich_help_panel=_LOAD),
+        typer.Option(help="Other recipes and devices, with commas.", rich_help_panel=_LOAD),
     ] = None,
     sort: Annotated[
         str, typer.Option(help="Compare by cost, latency or throughput.", rich_help_panel=_LOAD)
@@ -166,6 +181,7 @@ def run(
     Nothing is downloaded or loaded: config.json or a GGUF header is enough, or a name. With an SLO and
     traffic, also the smallest fleet, by simulation.
     """
+    _check_needed(call)
     prices = _prices(price or [])
     options: dict[str, Any] = {
         "context": context,
@@ -179,12 +195,24 @@ def run(
         "overlapped": overlap,
         "draft": Draft(draft, draft_recipe, acceptance, drafted) if draft else None,
     }
-    recipe = recipe or stored_recipe(model) or f"qoq-{group_of(shape_of(model))}"
-    made = plan(model, gpu, recipe, price=_price(prices, gpu), **options)
+    stored = recipe or stored_recipe(model) or f"qoq-{group_of(shape_of(model))}"
+    devices, recipes = _candidates(gpu, stored, compare)
+    if unused := prices.keys() - {device.name for device in devices} - {""}:
+        raise InvalidRequestError(f"the price of {', '.join(sorted(unused))}, which is not planned", "price")
+    made = plan(model, devices[0], stored, price=_price(prices, devices[0]), **options)
     found = Found(
         made,
         decide(made.setting, batch),
-        _compare(model, gpu, recipe, compared or [], _choice("sort", sort, get_args(Sort)), prices, options),
+        side_by_side(
+            model,
+            devices,
+            recipes,
+            sort=_choice("sort", sort, get_args(Sort)),
+            prices={device.name: _price(prices, device) for device in devices},
+            **options,
+        )
+        if compare
+        else [],
         _fleet(
             made,
             Slo(_seconds(slo_ttft), _seconds(slo_tpot), slo_share),
@@ -278,37 +306,59 @@ def _prices(texts: Sequence[str]) -> dict[str, float]:
             price = float(value)
         except ValueError as error:
             raise InvalidRequestError(f"price {text!r} is not a number or NAME=NUMBER", "price") from error
-        prices[find_device(name).name if name else ""] = price
+        key = find_device(name).name if name else ""
+        if key in prices:
+            raise InvalidRequestError(f"two prices of {key or 'a GPU-hour'}", "price")
+        prices[key] = price
     return prices
 
 
-def _price(prices: dict[str, float], gpu: str) -> float:
-    return prices.get(find_device(gpu).name, prices.get("", 1.0))
+def _price(prices: dict[str, float], device: Device) -> float:
+    return prices.get(device.name, prices.get("", 1.0))
 
 
-def _compare(
-    model: str,
-    gpu: str,
-    recipe: str,
-    others: Sequence[str],
-    sort: Sort,
-    prices: dict[str, float],
-    options: dict[str, Any],
-) -> list[Candidate]:
-    """The plan's own device and recipe with the others, of which names of devices are devices."""
-    if not others:
-        return []
-    gpus, recipes = [gpu], [recipe]
-    for text in others:
-        for name in [text] if text.startswith("custom:") else text.split(","):
-            try:
-                find_device(name)
-            except UnknownDeviceError:
-                recipes.append(name)
-            else:
-                gpus.append(name)
-    by_name = {find_device(name).name: _price(prices, name) for name in gpus}
-    return compare(model, gpus, recipes, sort=sort, prices=by_name, **options)
+def _candidates(
+    gpu: str, recipe: str | Recipe, others: Sequence[str] | None
+) -> tuple[list[Device], list[str | Recipe]]:
+    """The plan's own device and recipe with the others, each once; names of devices are devices."""
+    devices, recipes = [find_device(gpu)], {precision_of(recipe).name: recipe}
+    for name in _names(others or []):
+        try:
+            device = find_device(name)
+        except UnknownDeviceError:
+            recipes.setdefault(precision_of(name).name, name)
+        else:
+            devices += [device] if device not in devices else []
+    return devices, list(recipes.values())
+
+
+def _names(texts: Sequence[str]) -> Iterator[str]:
+    """What commas separate; those of a custom device, which comes last, are its own."""
+    for text in texts:
+        plain, custom, keys = text.partition("custom:")
+        names = [name.strip() for name in (*plain.split(","), custom + keys) if name.strip()]
+        if not names:
+            raise InvalidRequestError(f"compare {text!r} names no recipe or device", "compare")
+        yield from names
+
+
+def _check_needed(call: typer.Context) -> None:
+    """Raises InvalidRequestError for an option that would change nothing."""
+    for name, needed in NEEDS.items():
+        if _given(call, name) and not any(_given(call, other) for other in needed):
+            flags = " or ".join(_flag(other) for other in needed)
+            raise InvalidRequestError(f"{_flag(name)} changes nothing without {flags}", name)
+    if call.params["as_json"] and call.params["explain"]:
+        raise InvalidRequestError("--json holds every formula already: leave --explain out", "explain")
+
+
+def _given(call: typer.Context, name: str) -> bool:
+    source = call.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def _fleet(

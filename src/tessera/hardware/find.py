@@ -71,7 +71,7 @@ def shipped_measurements() -> dict[str, Measured]:
 
 
 def _suggest(text: str, names: list[str]) -> str:
-    near = get_close_matches(text.lower(), names, n=3, cutoff=0.4)
+    near = get_close_matches(text.lower(), dict.fromkeys(names), n=3, cutoff=0.4)
     nearest = f"nearest: {', '.join(near)}; " if near else ""
     return f"no device {text!r}: {nearest}known: {', '.join(sorted(GPUS))}, cpu, custom:memory=…,bandwidth=…"
 

@@ -65,14 +65,18 @@ def read_measured(path: Path | None = None) -> dict[str, Measured]:
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except (OSError, ValueError) as error:
-        raise HardwareFileError(f"{path}: {error}; run tessera doctor --save, or delete the file") from error
+        raise HardwareFileError(f"{path}: {error}; delete it, then run tessera doctor --save") from error
     match raw:
         case {"version": int(version)} if version != VERSION:
-            raise HardwareFileError(f"{path} is of version {version}, this is {VERSION}: save it again")
+            raise HardwareFileError(
+                f"{path} is of version {version}, not {VERSION}: delete it, then run tessera doctor --save"
+            )
         case {"version": int(), "devices": dict(devices)}:
             return {name: _parse(entry, f"{path}: {name}") for name, entry in devices.items()}
         case _:
-            raise HardwareFileError(f"{path} lacks version and devices: run tessera doctor --save")
+            raise HardwareFileError(
+                f"{path} lacks version and devices: delete it, then run tessera doctor --save"
+            )
 
 
 def save_measured(name: str, measured: Measured, path: Path | None = None) -> Path:

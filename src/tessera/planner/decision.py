@@ -66,14 +66,14 @@ class Decision:
     """Verdicts by lever for one workload, and the order in which to take the levers that pay.
 
     order    (lever, gain on top of those before it), until the next would bring less than `WORTH_IT`
-    recipe   what to quantize to; bf16 where nothing pays; None where no recipe has that combination
+    recipe   what to quantize to; bf16 where nothing pays
     """
 
     regime: Regime
     batch: int
     verdicts: Mapping[Lever, Verdict]
     order: tuple[tuple[Lever, float], ...]
-    recipe: str | None
+    recipe: str
 
     @property
     def text(self) -> str:
@@ -85,7 +85,7 @@ class Decision:
                 f"{best.gain.text}, by {best.lever}."
             )
         steps = ", then ".join(f"{lever} ({_times(gain)})" for lever, gain in self.order)
-        return f"Take {steps}: {self.recipe or 'no recipe has this combination'}."
+        return f"Take {steps}: {self.recipe}."
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -166,7 +166,11 @@ def judge(setting: Setting, batch: int, regime: Regime, fixed: int | None) -> di
         on_top = roofline.ratio(f"gain_{lever}_on_top", value(_ALL), value(_ALL - {lever}))
         return Verdict(lever, text, alone, on_top, why)
 
-    return {lever: verdict(lever, text, why) for lever, (text, why) in texts.items()}
+    found = {lever: verdict(lever, text, why) for lever, (text, why) in texts.items()}
+    if prompts and found["W4"].pays:  # no help to a prompt, but the same device decodes, and has to hold it
+        found["W4"] = replace(found["W4"], text="tax on prompts, wins in decode")
+        found["A8"] = replace(found["A8"], text=found["A8"].text.replace("the only win", "wins"))
+    return found
 
 
 def knee(setting: Setting) -> Quantity:
@@ -190,7 +194,7 @@ def prefill_share(setting: Setting, batch: int) -> Quantity:
     if load is None:
         return quantity("prefill_share", "", "0")
     prefill = costs.prefill(load.computed_prompt, load.cached_prompt, setting.prefill_efficiency)
-    tpot = costs.decode("by_operation", batch, load.mean_context)
+    tpot = costs.decode("predicted", batch, load.mean_context)
     return serving.prefill_share(prefill, serving.request_gpu_time(prefill, load.output, tpot, batch))
 
 

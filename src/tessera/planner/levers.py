@@ -15,6 +15,7 @@ _RECIPES: Final[dict[frozenset[Lever], str]] = {
     frozenset(): "bf16",
     frozenset({"W4"}): "w4a16-{group}",
     frozenset({"A8"}): "w8a8-chn",
+    frozenset({"KV4"}): "w8a16kv4-chn",
     frozenset({"W4", "A8"}): "w4a8-{group}",
     frozenset({"W4", "KV4"}): "w4a16kv4-{group}",
     frozenset({"A8", "KV4"}): "w8a8kv4-chn",
@@ -29,10 +30,10 @@ def group_of(model: ModelShape) -> str:
     return f"g{max(legal)}" if legal else "chn"
 
 
-def recipe_of(levers: frozenset[Lever], model: ModelShape) -> str | None:
-    """What to quantize to for these levers; None for KV4 alone, which no recipe is."""
-    text = _RECIPES.get(levers)
-    return text and text.format(group=group_of(model))
+def recipe_of(levers: frozenset[Lever], model: ModelShape) -> str:
+    """What to quantize to for these levers: where W4 is not among them but another is, weights get 8 bits, as
+    no recipe leaves them 16."""
+    return _RECIPES[levers].format(group=group_of(model))
 
 
 def with_levers(levers: frozenset[Lever], model: ModelShape) -> Precision:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
 from tessera.hardware import Device, find_device
@@ -134,8 +135,8 @@ def plan(
     GroupSizeError, UnknownWorkloadError, PlanError, CapacityError.
     """
     positive(tp=tp, price=price)
-    if reserve_gb < 0:
-        raise PlanError(f"reserve_gb is {reserve_gb}: it cannot be negative", param="reserve_gb")
+    if not 0 <= reserve_gb < inf:
+        raise PlanError(f"reserve_gb is {reserve_gb}: it cannot be negative or unbounded", param="reserve_gb")
     if prefill_efficiency is not None:
         positive(prefill_efficiency=prefill_efficiency)
     shape = shape_of(model, kv_heads)

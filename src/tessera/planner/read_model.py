@@ -15,7 +15,7 @@ from tessera.planner.errors import ModelFileError, PlanError, UnknownModelError
 from tessera.planner.gguf_header import GGUF_MAGIC, read_gguf_header
 from tessera.planner.model_shape import ModelShape
 from tessera.planner.quantity import positive
-from tessera.spec import ModelConfig
+from tessera.spec import ModelConfig, Recipe
 
 Source = str | Path | ModelConfig | ModelShape
 
@@ -68,16 +68,16 @@ def shape_of(source: Source, kv_heads: int | None = None) -> ModelShape:
     return replace(shape, kv_heads=kv_heads)
 
 
-def stored_recipe(source: Source) -> str | None:
-    """The recipe of one of our checkpoints; None for anything else. Raises ModelFileError."""
+def stored_recipe(source: Source) -> Recipe | None:
+    """The recipe of one of our checkpoints; None for anything else. Raises ModelFileError, RecipeError."""
     if (
         not isinstance(source, str | Path)
         or not (path := Path(source).expanduser() / "config.json").is_file()
     ):
         return None
     match _read_json(path):
-        case {"quantization_config": {"quant_method": "tessera", "recipe": {"name": str(name)}}}:
-            return name
+        case {"quantization_config": {"quant_method": "tessera", "recipe": {"name": str(name), **rest}}}:
+            return Recipe.parse(name, ragged_tail=rest.get("ragged_tail") is True)
         case _:
             return None
 
@@ -113,6 +113,8 @@ def _from_file(path: Path) -> ModelShape:
 def _read_json(path: Path) -> Mapping[str, Any]:
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ModelFileError(f"{path.parent} has no {path.name}") from error
     except (OSError, ValueError) as error:
         raise ModelFileError(f"{path}: {error}") from error
     if not isinstance(raw, dict):
@@ -122,7 +124,8 @@ def _read_json(path: Path) -> Mapping[str, Any]:
 
 def from_config_json(raw: Mapping[str, Any], where: str, name: str) -> ModelShape:
     """The shape that a Hugging Face config.json describes. Raises ModelFileError naming missing keys."""
-    raw = raw.get("text_config") or raw
+    if isinstance(inner := raw.get("text_config"), dict):
+        raw = inner
     kind = str(raw.get("model_type", ""))
     if missing := [key for key in _SIZES.values() if key not in raw]:
         raise ModelFileError(f"{where} lacks {', '.join(missing)}")

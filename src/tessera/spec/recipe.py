@@ -116,7 +116,7 @@ class Recipe:
             f"{name} has K = {k}, which groups of {self.group} do not divide ({k} = {k // self.group} x "
             f"{self.group} + {k % self.group}); {len(bad)} of {len(layers)} layers have this. "
             f"Groups that fit every layer: {', '.join(f'g{g}' for g in legal) or 'none'}, or chn; "
-            "--ragged-tail stores a shorter last group",
+            "tessera quantize --ragged-tail stores a shorter last group",
             param="recipe",
         )
 
