@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tessera.kernels.cuda.gemm import small
 from tessera.kernels.cuda.gemm.weights import BYTES, CHANNELS, GROUPS, PackedWeights, layout_of
 from tessera.kernels.cuda.tiled_rows import tile_rows
 from tessera.kernels.types import QuantizedRows, TiledRows
@@ -103,3 +104,9 @@ def expected(w: Weights, x: TiledRows, codes: Tensor, bias: Tensor | None, dtype
 def wrong(got: Tensor, want: Tensor) -> int:
     """Elements that differ in any bit; +0 and -0 are the same number."""
     return int((got != want).sum())
+
+
+def line(variant: small.Variant, n: int, k: int, tokens: int) -> tuple[int, int]:
+    """Units of the line that blocks of small_gemm share, at least one each, and how many a tile has."""
+    steps = -(-k // 128)
+    return -(-n // variant.rows) * -(-tokens // variant.tokens) * steps, steps

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from kernels.cuda.gemm.gemm_case import line
 from kernels.cuda.gemm.test_gemm_weights import CHAINS, random_weight
 from tessera.kernels.cuda.gemm import small
 from tessera.kernels.cuda.gemm.small import HALF_SM, WHOLE_SM, Variant
@@ -24,8 +25,16 @@ CASES: list[tuple[str, Variant, list[tuple[int, int, int, int]]]] = [
     # format, variant, (n, k, m, blocks); little shared memory makes rings of few stages, which come round
     ("g128", Variant(8, smem=34 * 1024), [(130, 640, 7, 1), (200, 640, 5, 7), (70, 256, 19, 4)]),
     ("g64", Variant(16, panels=2, smem=WHOLE_SM), [(130, 384, 16, 2), (300, 384, 13, 5), (200, 256, 37, 3)]),
-    ("g32", Variant(32, slices=4, smem=100 * 1024), [(130, 512, 32, 4), (65, 160, 25, 2)]),
-    ("chn", Variant(32, panels=4, strips=2, slices=1, smem=72 * 1024), [(330, 384, 30, 3)]),
+    (
+        "g32",
+        Variant(32, slices=4, smem=100 * 1024),
+        [(130, 512, 32, 4), (65, 160, 25, 2), (100, 512, 23, 132)],
+    ),
+    (
+        "chn",
+        Variant(32, panels=4, strips=2, slices=1, smem=72 * 1024),
+        [(330, 384, 30, 3), (200, 1024, 23, 132)],
+    ),
     ("w8", Variant(48, panels=2, strips=2, smem=WHOLE_SM), [(200, 384, 41, 4), (130, 128, 130, 2)]),
     ("g128", Variant(64, smem=HALF_SM), [(100, 384, 57, 3)]),
 ]
@@ -106,7 +115,7 @@ def test_every_bit_is_right(library: ctypes.CDLL, i: int) -> None:
         scale = torch.rand(m) / 100 + 1e-4
         x = tile_rows(QuantizedRows(codes, scale, codes.sum(1, dtype=torch.int32)))
         bias = torch.randn(n).bfloat16()
-        blocks = min(most, -(-n // variant.rows) * -(-m // variant.tokens) * -(-k // 128))
+        blocks = min(most, line(variant, n, k, m)[0])
         sums = codes.double() @ integers(form, weight).double().T
         scales = packed.scale[:n] * scale[:, None]
         want = (sums.float().double() * scales.double() + bias.double()).float().bfloat16()

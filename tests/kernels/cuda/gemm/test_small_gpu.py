@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from kernels.cuda.cuda_case import DTYPES, GPU
-from kernels.cuda.gemm.gemm_case import FORMS, expected, poisoned, rows, weights, wrong
+from kernels.cuda.gemm.gemm_case import FORMS, expected, line, poisoned, rows, weights, wrong
 from tessera.kernels.cuda.gemm import small
 from tessera.kernels.cuda.gemm.scratch import scratch
 from tessera.kernels.cuda.gemm.small import Variant
+from tessera.kernels.cuda.gemm.weights import Format
 
 pytestmark = GPU
 
@@ -72,10 +73,10 @@ def test_copied_by_lanes_as_below_sm_90(variant: Variant) -> None:
 
 @pytest.mark.parametrize("blocks", [1, 2, 5, 29, 131, 132])
 def test_pieces_of_every_length(blocks: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Never more pieces than units: a block without any would not count itself where it is expected."""
+    """Never more than units: a block beyond the line counts itself where no one comes last."""
 
-    def grid(n: int, k: int, tokens: int, sms: int, variant: Variant, form: object) -> int:
-        return min(blocks, -(-n // variant.rows) * -(-tokens // variant.tokens) * -(-k // 128))
+    def grid(n: int, k: int, tokens: int, sms: int, variant: Variant, form: Format) -> int:
+        return min(blocks, line(variant, n, k, tokens)[0])
 
     monkeypatch.setattr(small, "grid", grid)
     for n, k in ((200, 4096), (4096, 640)):
@@ -88,7 +89,7 @@ def test_pieces_of_every_length(blocks: int, monkeypatch: pytest.MonkeyPatch) ->
             y, _ = poisoned(23, n, torch.float16)
             small.launch(variant, w.packed, x, y, None, scratch(0))
             assert wrong(y, expected(w, x, codes, None, torch.float16)) == 0, (n, k, str(variant))
-    assert not scratch(0).counters.any()
+            assert not scratch(0).counters.any(), (n, k, str(variant))
 
 
 def test_a_graph_of_dependent_launches_gives_the_bits_of_single_ones() -> None:

@@ -11,7 +11,7 @@ struct Cut {
     const u32 pieces = max(1, min(units, most)), least = static_cast<u32>(units) / pieces;
     return {static_cast<int>(pieces), static_cast<int>(least), units - static_cast<int>(least * pieces)};
   }
-  // First unit of a piece, and the piece that holds a unit.
+  // First unit of a piece (that of `pieces` is the line's end, and there are none beyond), and the piece of a unit.
   TESSERA_DEVICE int start(int piece) const { return piece * least + min(piece, longer); }
   TESSERA_DEVICE int piece_of(int unit) const {
     const int rest = unit - longer * (least + 1);
