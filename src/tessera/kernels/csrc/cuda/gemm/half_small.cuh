@@ -26,6 +26,7 @@ struct Small {
   static constexpr int kTokenBytes = kTokens * kColumns * 2;
   static constexpr int kSumStride = kRows + 4;  // floats a token of the merge buffer; the 4 spread its banks
   static constexpr int kSmem = kStages * (kTokenBytes + kWeightBytes) + kTokens * kSumStride * 4;
+  static constexpr int kBlocks = kTokens == 8 && kStages <= 6 ? 3 : 2;  // an SM has room for
   static_assert(kStages % 2 == 0, "the two sets of warps take stages in turn");
 };
 
@@ -414,7 +415,7 @@ class SmallConsumer {
 
 // C::kThreads threads, C::kSmem bytes of dynamic shared memory; any number of blocks that `parts` has room for.
 template <class C>
-__global__ void __launch_bounds__(C::kThreads, C::kTokens == 8 ? 3 : 2)
+__global__ void __launch_bounds__(C::kThreads, C::kBlocks)
     small(const __grid_constant__ TensorMap map, const u8* weights, const float* row, const typename C::T* x,
           const typename C::T* bias, typename C::T* y, float* parts, u32* arrived, int tokens, int n, int k, int steps,
           int split_tiles, int quota, int tiles) {
