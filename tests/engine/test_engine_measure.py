@@ -12,6 +12,8 @@ from tessera.engine.measure.small_model import SMALL, decode_seconds, kernel_sec
 from tessera.engine.measure.speed import best_s, random_weights
 from tessera.engine.throughput import Case
 from tessera.hardware import Device
+from tessera.kernels.cpu import available
+from tessera.kernels.cpu.library import Unavailable, load
 from tessera.layers.linear import Linear
 from tessera.planner import ModelShape, StepModel, precision_of
 from tessera.spec import Recipe
@@ -45,6 +47,7 @@ def test_every_speed_of_the_processor(small_sizes):
     assert all(speed.how for speed in speeds)
 
 
+@pytest.mark.skipif(isinstance(load(available()[0]), Unavailable), reason="the torch kernels pack nothing")
 def test_copies_of_a_layer_have_memory_of_their_own(small_sizes):
     stored, target = cpu._layer("w8a8-chn", 64)
     one, same, other = (Linear(target, weights) for weights in (stored, stored, cpu._another(stored)))
