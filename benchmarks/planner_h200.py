@@ -2,9 +2,9 @@
 
     python benchmarks/planner_h200.py           # table, and benchmarks/results/planner_h200.json
 
-Reads benchmarks/results/{e2e_h200,vllm_h200}.json; needs no GPU. Every row says how far off each answer of
-the planner is: `bound` (all bytes or all products), `by_operation`, `predicted`; and for traced steps of this
-engine how far off each term of the prediction is.
+Reads SOURCES in benchmarks/results; needs no GPU. Every row says how far off each answer of the planner is:
+`bound` (all bytes or all products), `by_operation`, `predicted`; and for traced steps of this engine how far
+off each term of the prediction is.
 """
 
 import json
@@ -17,6 +17,7 @@ from tessera.hardware import find_device
 from tessera.planner import MODELS, Precision, StepModel, precision_of
 
 RESULTS = Path(__file__).parent / "results"
+SOURCES = ("e2e_h200", "e2e_w4a8_h200", "vllm_h200")
 MODEL = MODELS["llama-3-8b"]
 PRODUCTS_PER_LAYER = 4
 
@@ -30,7 +31,7 @@ def precision(name: str) -> Precision:
 
 def measured() -> Iterator[dict[str, Any]]:
     """Rows with precision (of this engine: bf16 or a recipe), batch, mean context, milliseconds of a step."""
-    for name in ("e2e_h200", "vllm_h200"):
+    for name in SOURCES:
         for row in json.loads((RESULTS / f"{name}.json").read_text())["rows"]:
             row = {"precision": row.get("recipe", "bf16")} | row
             if row["op"] == "decode_step":
@@ -92,10 +93,8 @@ def main() -> None:
         print(" | ".join(str(row.get(name, "")) for name in header))
     data = {
         "machine": {"name": "NVIDIA H200"},
-        "versions": {"measurements": "as in e2e_h200.json and vllm_h200.json"},
-        "date": max(
-            json.loads((RESULTS / f"{n}.json").read_text())["date"] for n in ("e2e_h200", "vllm_h200")
-        ),
+        "versions": {"measurements": "as in " + ", ".join(f"{name}.json" for name in SOURCES)},
+        "date": max(json.loads((RESULTS / f"{n}.json").read_text())["date"] for n in SOURCES),
         "rows": rows,
     }
     (RESULTS / "planner_h200.json").write_text(json.dumps(data, indent=1) + "\n")

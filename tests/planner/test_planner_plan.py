@@ -10,7 +10,7 @@ import pytest
 import tessera
 from tessera.hardware import GPUS, CustomDeviceError, MissingPeakError
 from tessera.planner import MODELS, CapacityError, Draft, PlanError, plan, quantity, show, workload_of
-from tessera.planner.extras import sparse, with_tensor_core_dequantization
+from tessera.planner.extras import sparse
 from tessera.spec import GroupSizeError, RecipeError
 
 
@@ -197,8 +197,12 @@ def test_4_bit_activations_pay_only_where_there_are_4_bit_products():
 
 
 def test_hardware_that_unpacks_needs_no_instructions():
-    setting = plan("llama-3-8b", "a100", "qoq-g128").setting
-    assert with_tensor_core_dequantization(setting).step.unpack == 0 < setting.step.unpack
+    scalar, matrix = (
+        plan("llama-3-8b", gpu, "qoq-g128") for gpu in ("a100", "custom:from=a100,dequantizes_int4=1")
+    )
+    assert matrix.step.unpack == 0 < scalar.step.unpack
+    assert matrix["dequant_time"].value == 0
+    assert "naive_w4a8_loses_from" not in matrix
 
 
 def test_splitting_among_devices_may_not_cut_a_group():

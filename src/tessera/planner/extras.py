@@ -3,7 +3,6 @@
 Each returns {id: quantity} as the sections of a plan do.
 """
 
-from dataclasses import replace
 from math import log2
 
 from tessera.planner import roofline, sparsity, speculative
@@ -140,8 +139,3 @@ def w4a4(setting: Setting, batch: int) -> Section:
             batch=batch, inputs=inputs, log2_hidden=log, fp32_peak=device.peak("fp32"),
         )  # fmt: skip
     return section
-
-
-def with_tensor_core_dequantization(setting: Setting) -> Setting:
-    """The same on hardware whose matrix units take 4-bit weights themselves: no unpacking instructions."""
-    return replace(setting, step=replace(setting.step, device=replace(setting.device, dequantizes_int4=True)))

@@ -47,7 +47,12 @@ def weight_bytes(model: ModelShape, precision: Precision) -> Quantity:
     """Bytes of weights held. Raises GroupSizeError, SpecError."""
     check_recipe(model, precision)
     sums = bytes_by_role(model, precision)
-    return quantity("weights", "B", " + ".join(sums), **{str(role): size for role, size in sums.items()})
+    held = Counter[Role]()
+    for part in model.parts():
+        held[part.role] += part.parameters
+    bits = ", ".join(f"{role} {8 * size / held[role]:.5g}" for role, size in sums.items())
+    total = quantity("weights", "B", " + ".join(sums), **{str(role): size for role, size in sums.items()})
+    return total.noted(f"bits a parameter: {bits}")
 
 
 def read_formula(model: ModelShape, precision: Precision, tp: int = 1) -> tuple[str, dict[str, float]]:

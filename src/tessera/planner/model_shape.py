@@ -1,15 +1,12 @@
 """A decoder-only transformer as the planner prices it: matrices, their roles, and the KV cache's width."""
 
 from dataclasses import dataclass
-from typing import Final, Literal, Self
+from typing import Literal, Self
 
 from tessera.planner.errors import PlanError
 from tessera.spec import ModelConfig
 
 Role = Literal["linear", "expert", "router", "embedding", "head", "vector"]
-
-NOT_STREAMED: Final = ("embedding",)
-"""Roles of which a decode step reads a few rows only."""
 
 
 @dataclass(frozen=True, slots=True)
