@@ -123,6 +123,22 @@ def test_bad_rows_of_jsonl_are_named_by_line(tmp_path, row, reason):
     assert reason in str(caught.value)
 
 
+def test_a_table_saved_by_a_spreadsheet_is_read(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_bytes("arrival_s,prompt_tokens,output_tokens\r\n0,1,2\r\n1,3,4\r\n".encode("utf-8-sig"))
+    assert read_trace(path).requests == (Arrival(0.0, 1, 2), Arrival(1.0, 3, 4))
+
+
+def test_requests_are_cut_to_what_the_model_takes():
+    stream = Renewals(1.0, Lengths(900, 3.0), Lengths(50, 3.0), longest=1000)
+    found = take(stream, 5000)
+    assert max(request.prompt + request.output for request in found) == 1000
+    assert max(request.prompt for request in found) == 950
+    assert min(min(request.prompt, request.output) for request in found) >= 1
+    with pytest.raises(PlanError, match="exceeds 900 tokens"):
+        Renewals(1.0, Lengths(900), Lengths(50), longest=900)
+
+
 def test_many_bad_rows_are_counted(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("arrival_s,prompt_tokens,output_tokens\n" + "x,1,1\n" * 9)

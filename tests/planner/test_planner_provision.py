@@ -67,6 +67,24 @@ def test_a_trace_brings_its_own_lengths():
 
 
 @pytest.mark.parametrize(
+    "requests, reason",
+    [
+        ((Arrival(0, 10, 10), Arrival(1, 8000, 193)), "has 8193 tokens, llama-3-8b was made for 8192"),
+        ((Arrival(2, 10, 10), Arrival(2, 20, 20)), "come at once"),
+    ],
+)
+def test_a_trace_that_cannot_be_served_or_priced_is_refused(requests, reason):
+    with pytest.raises(PlanError, match=reason):
+        provision(plan("llama-3-8b", "h200"), Traffic(trace=Trace(requests)), Slo())
+
+
+def test_no_request_exceeds_what_the_model_takes():
+    """Long prompts of a wide distribution would need caches of a size that the model never fills."""
+    made = plan("qwen3-8b", "l4", workload="agent")
+    assert provision(made, Traffic(rate=0.01, length_cv=2.0), Slo()).smallest.meets
+
+
+@pytest.mark.parametrize(
     "given", [{}, {"rate": 1.0, "users": 2}, {"users": 2, "trace": Trace((Arrival(0, 1, 1),) * 2)}]
 )
 def test_traffic_is_given_once(given):

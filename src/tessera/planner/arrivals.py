@@ -66,6 +66,7 @@ class Arrivals(Protocol):
 @dataclass(frozen=True, slots=True)
 class Renewals:
     """Independent gaps: exponential (poisson), gamma with cv 3 (bursty) or equal (constant); without end.
+    Lengths drawn are cut so that no request exceeds `longest` tokens, as a server cuts them.
 
     Every n-th arrival of a stream with gamma gaps of shape k has gamma gaps of shape n k, so a replica's
     stream costs the same to draw in a fleet of two and of thousands.
@@ -75,10 +76,15 @@ class Renewals:
     prompt: Lengths
     output: Lengths
     kind: ArrivalKind = "poisson"
+    longest: float = math.inf
 
     def __post_init__(self) -> None:
         if not 0 < self.rate < math.inf:
             raise PlanError(f"{self.rate} requests a second: a positive number is needed")
+        if self.prompt.mean + self.output.mean > self.longest:
+            raise PlanError(
+                f"a mean request of {self.prompt.mean} + {self.output.mean} exceeds {self.longest} tokens"
+            )
 
     def of_replica(self, replicas: int, seed: int) -> Iterator[Arrival]:
         # Apart, so that every kind and size of fleet meets the same lengths.
@@ -88,7 +94,9 @@ class Renewals:
         time = 0.0
         while True:
             time += gaps.gammavariate(shape, gap / shape) if cv else gap
-            yield Arrival(time, self.prompt.draw(lengths), self.output.draw(lengths))
+            prompt, output = self.prompt.draw(lengths), self.output.draw(lengths)
+            prompt = int(min(prompt, self.longest - self.output.mean))
+            yield Arrival(time, prompt, int(min(output, self.longest - prompt)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +119,7 @@ def read_trace(path: Path) -> Trace:
 
     Raises TraceError naming the lines that are wrong, or OSError.
     """
-    text = path.read_text(encoding="utf-8", errors="replace")
+    text = path.read_text(encoding="utf-8-sig", errors="replace")
     rows = _jsonl(text) if path.suffix == ".jsonl" else _csv(path, text)
     found: list[Arrival] = []
     wrong: list[str] = []

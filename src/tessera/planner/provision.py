@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from tessera.planner.arrivals import ArrivalKind, Lengths, Renewals, Trace
@@ -83,6 +84,7 @@ def provision(plan: Plan, traffic: Traffic, slo: Slo, seed: int = 0) -> Provisio
     replica = replica_of(plan)
     if traffic.trace is not None:
         requests = traffic.trace.requests
+        _check_trace(plan, traffic.trace)
         output = sum(request.output for request in requests) / len(requests)
         return Provision(plan, size_fleet(replica, traffic.trace, slo, seed), output)
     prompt, tokens = lengths(plan)
@@ -91,8 +93,25 @@ def provision(plan: Plan, traffic: Traffic, slo: Slo, seed: int = 0) -> Provisio
         rate = rate_of_users(traffic.users, traffic.think_s, alone_s(replica, prompt, tokens))
     assert rate is not None  # Traffic has exactly one of them
     cv = traffic.length_cv
-    arrivals = Renewals(rate, Lengths(prompt, cv), Lengths(tokens, cv), traffic.arrivals)
+    arrivals = Renewals(
+        rate, Lengths(prompt, cv), Lengths(tokens, cv), traffic.arrivals, plan.model.max_position
+    )
     return Provision(plan, size_fleet(replica, arrivals, slo, seed), tokens)
+
+
+def _check_trace(plan: Plan, trace: Trace) -> None:
+    """Raises PlanError for requests that the model cannot take, or that come all at once."""
+    longest = max(request.prompt + request.output for request in trace.requests)
+    if longest > plan.model.max_position:
+        raise PlanError(
+            f"a request of the trace has {longest} tokens, {plan.model.name} was made for "
+            f"{plan.model.max_position}",
+            param="trace",
+        )
+    if trace.rate == inf:
+        raise PlanError(
+            "all requests of the trace come at once: without a rate there is no price", param="trace"
+        )
 
 
 def lengths(plan: Plan) -> tuple[int, int]:

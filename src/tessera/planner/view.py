@@ -160,5 +160,6 @@ def provisioned(found: Provision) -> View:
         )
         for level in found.fleet.tried
     ]
-    rows.append((f"{found.smallest.gpus} GPUs", "", "", "", "", "", found.cost.text))
+    gpus = found.smallest.gpus
+    rows.append((f"{gpus} GPU{'' if gpus == 1 else 's'}", "", "", "", "", "", found.cost.text))
     return View(title, columns, rows)
