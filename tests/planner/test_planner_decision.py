@@ -177,7 +177,7 @@ def test_a_prefill_heavy_row_says_where_4_bit_weights_pay_all_the_same():
     assert found.regime == "prefill-heavy"
     assert found.verdicts["W4"].pays
     assert found.verdicts["W4"].text == "tax on prompts, wins in decode"
-    assert found.verdicts["A8"].text == "wins"
+    assert found.verdicts["A8"].text == "the only win on prompts"
 
 
 def test_a_plan_s_share_of_prompts_and_its_decision_agree():

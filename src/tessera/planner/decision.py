@@ -169,7 +169,6 @@ def judge(setting: Setting, batch: int, regime: Regime, fixed: int | None) -> di
     found = {lever: verdict(lever, text, why) for lever, (text, why) in texts.items()}
     if prompts and found["W4"].pays:  # no help to a prompt, but the same device decodes, and has to hold it
         found["W4"] = replace(found["W4"], text="tax on prompts, wins in decode")
-        found["A8"] = replace(found["A8"], text=found["A8"].text.replace("the only win", "wins"))
     return found
 
 
@@ -262,12 +261,13 @@ def _prefill_texts(setting: Setting) -> Texts:
     share = roofline.share("dequant_share_of_prefill", costs.unpack, prefill)
     int8 = device.peak("int8") if device.has_peak("int8") else 0.0
     faster = roofline.ratio("peak_gain", int8, device.peak("bf16"))
+    win = "the only win on prompts" if setting.workload else "the only win"  # answers may have others
     session = serving.session_bytes(costs.kv_per_token, setting.context)
     plain = serving.session_bytes(_costs(setting, frozenset()).kv_per_token, setting.context)
     smaller = roofline.ratio("session_bytes_gain", plain, session)
     return {
         "W4": ("tax, harmless" if share.value < HARMLESS else "tax", (share,)),
-        "A8": ("the only win" if faster.value > 1 else "no faster here", (faster,)),
+        "A8": (win if faster.value > 1 else "no faster here", (faster,)),
         "KV4": ("session capacity", (session, smaller)),
     }
 
