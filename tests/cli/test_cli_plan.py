@@ -138,6 +138,11 @@ def test_a_model_directory_and_the_recipe_that_its_groups_allow(tmp_path):
     assert found["context"] == 2048
 
 
+def test_the_recipe_that_groups_split_among_devices_allow():
+    found = json.loads(answer("llama-2-7b --tp 8 --json"))  # 11008 / 8 = 43 x 32
+    assert found["recipe"] == "qoq-g32"
+
+
 def test_a_checkpoint_is_planned_with_its_own_recipe(tmp_path):
     stored = {"quant_method": "tessera", "recipe": {"name": "w4a16-g64-gptq", "ragged_tail": False}}
     found = json.loads(answer(f"{directory(tmp_path, quantization_config=stored)} --json"))

@@ -187,6 +187,15 @@ def test_a_plan_s_share_of_prompts_and_its_decision_agree():
     assert (share.value > 0.5) == (decide(made.setting).regime == "prefill-heavy")
 
 
+def test_recipes_that_are_recommended_can_be_split_among_the_devices():
+    setting = setting_of("llama-2-13b", "l4:datasheet", "assistant")
+    split = replace(setting, step=replace(setting.step, tp=8))
+    found = decide(split)
+    assert found.order[0][0] == "W4"
+    assert found.recipe.endswith("-g64")
+    plan("llama-2-13b", "l4:datasheet", found.recipe, tp=8, workload="assistant")
+
+
 def test_a_cache_alone_comes_with_the_weights_that_cost_least():
     decision = decide(
         Setting(StepModel(MODELS["smollm2-135m"], GPUS["h100-sxm"], precision_of("bf16")), 4096)

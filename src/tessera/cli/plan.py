@@ -195,7 +195,7 @@ def run(
         "overlapped": overlap,
         "draft": Draft(draft, draft_recipe, acceptance, drafted) if draft else None,
     }
-    stored = recipe or stored_recipe(model) or f"qoq-{group_of(shape_of(model))}"
+    stored = recipe or stored_recipe(model) or f"qoq-{group_of(shape_of(model), tp)}"
     devices, recipes = _candidates(gpu, stored, compare)
     if unused := prices.keys() - {device.name for device in devices} - {""}:
         raise InvalidRequestError(f"the price of {', '.join(sorted(unused))}, which is not planned", "price")

@@ -121,7 +121,7 @@ def decide(setting: Setting, batch: int | None = None) -> Decision:
     regime = regime_of(setting, used)
     verdicts = judge(setting, used, regime, fixed)
     order = _order(setting, fixed)
-    recipe = recipe_of(frozenset(lever for lever, _ in order), setting.model)
+    recipe = recipe_of(frozenset(lever for lever, _ in order), setting.model, setting.step.tp)
     return Decision(regime, used, verdicts, order, recipe)
 
 
@@ -181,7 +181,7 @@ def knee(setting: Setting) -> Quantity:
 
 def ridge_batch(setting: Setting) -> Quantity:
     """Batch from which 16-bit products of 4-bit weights bind: below it A8 changes nothing in a step."""
-    device, precision = setting.device, with_levers(frozenset({"W4"}), setting.model)
+    device, precision = setting.device, with_levers(frozenset({"W4"}), setting.model, setting.step.tp)
     part = next(p for p in setting.model.parts() if p.role == "linear")
     ridge = roofline.ridge(device.peak("bf16"), device.bandwidth)
     return roofline.crossover(ridge, bits_per_weight(precision.linear, part.rows, part.columns))
@@ -274,7 +274,7 @@ def _prefill_texts(setting: Setting) -> Texts:
 
 def _costs(setting: Setting, levers: frozenset[Lever]) -> StepModel:
     """Costs with these levers; A8 changes nothing on a device without int8 products."""
-    precision = with_levers(levers, setting.model)
+    precision = with_levers(levers, setting.model, setting.step.tp)
     if "A8" in levers and not setting.device.has_peak("int8"):
         precision = replace(precision, compute="bf16", head_compute="bf16")
     return replace(setting.step, precision=precision)

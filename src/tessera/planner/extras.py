@@ -50,7 +50,7 @@ def sparse(setting: Setting, n: int = 2, m: int = 4) -> Section:
     """
     device, tp = setting.device, setting.step.tp
     full = streamed_bytes(setting.model, precision_of("bf16"), 1, tp)
-    dense = with_weights(setting.precision, precision_of(f"w4a16-{group_of(setting.model)}").linear)
+    dense = with_weights(setting.precision, precision_of(f"w4a16-{group_of(setting.model, tp)}").linear)
     int4 = streamed_bytes(setting.model, dense, 1, tp)
     ratio = sparsity.kept_ratio(n, m)
     weights = sum(p.parameters for p in setting.model.parts() if p.role in ("linear", "expert")) / tp

@@ -4,7 +4,9 @@ from dataclasses import replace
 from typing import Final, Literal
 
 from tessera.planner.model_shape import ModelShape
+from tessera.planner.parallel import split_inputs
 from tessera.planner.precision import Precision, precision_of
+from tessera.planner.quantity import positive
 from tessera.spec import GROUPS
 
 Lever = Literal["W4", "A8", "KV4"]
@@ -23,26 +25,27 @@ _RECIPES: Final[dict[frozenset[Lever], str]] = {
 }
 
 
-def group_of(model: ModelShape) -> str:
-    """The largest group that divides the inputs of every linear layer, or chn."""
-    inputs = model.linear_inputs().values()
+def group_of(model: ModelShape, tp: int = 1) -> str:
+    """The largest group that divides the inputs of every linear layer on each of `tp` devices, or chn. Raises PlanError."""
+    positive(tp=tp)
+    inputs = {*model.linear_inputs().values(), *split_inputs(model, tp).values()}
     legal = [group for group in GROUPS if all(size % group == 0 for size in inputs)]
     return f"g{max(legal)}" if legal else "chn"
 
 
-def recipe_of(levers: frozenset[Lever], model: ModelShape) -> str:
+def recipe_of(levers: frozenset[Lever], model: ModelShape, tp: int = 1) -> str:
     """What to quantize to for these levers: where W4 is not among them but another is, weights get 8 bits, as
     no recipe leaves them 16."""
-    return _RECIPES[levers].format(group=group_of(model))
+    return _RECIPES[levers].format(group=group_of(model, tp))
 
 
-def with_levers(levers: frozenset[Lever], model: ModelShape) -> Precision:
+def with_levers(levers: frozenset[Lever], model: ModelShape, tp: int = 1) -> Precision:
     """A precision with just these switched on, all else 16-bit.
 
     A8 alone is int8 products at 16-bit weights: no real format, but what A8 buys apart from the 8-bit weights
     that come with it.
     """
-    base, group = precision_of("bf16"), group_of(model)
+    base, group = precision_of("bf16"), group_of(model, tp)
     full, weights = precision_of(f"qoq-{group}"), precision_of(f"w4a16-{group}")
     found = replace(base, name="+".join(lever for lever in LEVERS if lever in levers) or "bf16")
     if "W4" in levers:

@@ -24,7 +24,12 @@ def check_split(model: ModelShape, tp: int) -> None:
 def check_groups(model: ModelShape, recipe: Recipe | None, tp: int) -> None:
     """Raises GroupSizeError where splitting o and down by input among `tp` devices cuts a group."""
     if recipe is not None and tp > 1:
-        recipe.check_layers({f"o / {tp}": model.q_size // tp, f"down / {tp}": model.intermediate // tp})
+        recipe.check_layers(split_inputs(model, tp))
+
+
+def split_inputs(model: ModelShape, tp: int) -> dict[str, int]:
+    """Input sizes on each device of the layers that are split by input."""
+    return {f"o / {tp}": model.q_size // tp, f"down / {tp}": model.intermediate // tp}
 
 
 def _splits(model: ModelShape, tp: int) -> bool:

@@ -131,7 +131,7 @@ def _beside(plan: Plan) -> list[Precision]:
     found = {plan.precision.name: plan.precision}
     for text in BESIDE:
         try:
-            precision = precision_of(text.format(group=group_of(plan.model)))
+            precision = precision_of(text.format(group=group_of(plan.model, plan.step.tp)))
             check_recipe(plan.model, precision)
         except GroupSizeError:
             continue
