@@ -26,7 +26,10 @@ _RECIPES: Final[dict[frozenset[Lever], str]] = {
 
 
 def group_of(model: ModelShape, tp: int = 1) -> str:
-    """The largest group that divides the inputs of every linear layer on each of `tp` devices, or chn. Raises PlanError."""
+    """The largest group that divides the inputs of every linear layer on each of `tp` devices, or chn.
+
+    Raises PlanError for a `tp` that is not positive.
+    """
     positive(tp=tp)
     inputs = {*model.linear_inputs().values(), *split_inputs(model, tp).values()}
     legal = [group for group in GROUPS if all(size % group == 0 for size in inputs)]
