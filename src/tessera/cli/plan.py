@@ -32,7 +32,7 @@ from tessera.planner.read_model import stored_recipe
 from tessera.planner.report import Report, page
 from tessera.planner.view import views
 from tessera.planner.workload import Workload
-from tessera.spec import Recipe
+from tessera.spec import Recipe, RecipeError
 
 Sort = Literal["cost", "latency", "throughput"]
 CUSTOM: Final = "custom"
@@ -199,6 +199,7 @@ def run(
     devices, recipes = _candidates(gpu, stored, compare)
     if unused := prices.keys() - {device.name for device in devices} - {""}:
         raise InvalidRequestError(f"the price of {', '.join(sorted(unused))}, which is not planned", "price")
+    _check_unpacking(call, recipes)
     made = plan(model, devices[0], stored, price=_price(prices, devices[0]), **options)
     found = Found(
         made,
@@ -325,8 +326,11 @@ def _candidates(
     for name in _names(others or []):
         try:
             device = find_device(name)
-        except UnknownDeviceError:
-            recipes.setdefault(precision_of(name).name, name)
+        except UnknownDeviceError as unknown:
+            try:
+                recipes.setdefault(precision_of(name).name, name)
+            except RecipeError as error:
+                raise InvalidRequestError(f"{unknown}; {error}", "compare") from error
         else:
             devices += [device] if device not in devices else []
     return devices, list(recipes.values())
@@ -350,6 +354,15 @@ def _check_needed(call: typer.Context) -> None:
             raise InvalidRequestError(f"{_flag(name)} changes nothing without {flags}", name)
     if call.params["as_json"] and call.params["explain"]:
         raise InvalidRequestError("--json holds every formula already: leave --explain out", "explain")
+
+
+def _check_unpacking(call: typer.Context, recipes: Sequence[str | Recipe]) -> None:
+    """Raises InvalidRequestError for options of unpacking where none of `recipes` unpacks weights."""
+    given = [_flag(name) for name in ("dequantization", "overlap") if _given(call, name)]
+    if given and not any(precision_of(recipe).needs_dequantization for recipe in recipes):
+        raise InvalidRequestError(
+            f"{recipes[0]} unpacks no weights: leave {' and '.join(given)} out", "recipe"
+        )
 
 
 def _given(call: typer.Context, name: str) -> bool:
