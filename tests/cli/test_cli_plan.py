@@ -83,6 +83,9 @@ def test_comparison_is_sorted_and_says_what_does_not_fit():
     times = [c["plan"]["sections"]["step"]["tpot_predicted"]["value"] for c in by_latency if c["plan"]]
     assert times == sorted(times)
     assert "Compared" in answer(text)
+    shown = answer(text, "--explain")
+    assert "h100-sxm x 1, qoq-g128: cost_with_prefill = 1e6 * price / (3600 * throughput) = " in shown
+    assert all(f": {reason}" in shown for reason in reasons)
 
 
 def test_candidates_are_compared_once_however_they_are_named():

@@ -258,6 +258,8 @@ class Found:
             parts.append(f"  {verdict.lever}: {verdict.text}")
             parts += [f"    {q.explain()}" for q in (verdict.gain, verdict.on_top, *verdict.why)]
         parts += [f"  {self.decision.text}"]
+        parts += ["", "compared"] if self.candidates else []
+        parts += [f"  {candidate.explain()}" for candidate in self.candidates]
         if self.fleet:
             parts += ["", "fleet", f"  {self.fleet.cost.explain()}"]
         return "\n".join(parts)

@@ -9,6 +9,7 @@ from tessera.planner.errors import CapacityError, PlanError
 from tessera.planner.model_shape import ModelShape
 from tessera.planner.planning import Plan, plan
 from tessera.planner.precision import Precision
+from tessera.planner.quantity import Quantity
 from tessera.planner.read_model import Source, shape_of
 from tessera.spec import GroupSizeError, Recipe
 
@@ -29,11 +30,13 @@ class Candidate:
         """What candidates are sorted by, smallest first; candidates without a plan come last."""
         if self.plan is None:
             return float("inf")
-        if sort == "latency":
-            return float(self.plan["tpot_predicted"])
-        suffix = "with_prefill" if "cost_with_prefill" in self.plan else "predicted"
-        value = float(self.plan[f"{sort}_{suffix}"])
+        value = float(compared_by(self.plan, sort))
         return -value if sort == "throughput" else value
+
+    def explain(self) -> str:
+        """One line: the price and its formula, or why there is none."""
+        answer = self.reason if self.plan is None else compared_by(self.plan, "cost").explain()
+        return f"{self.gpu} x {self.tp}, {self.recipe}: {answer}"
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -43,6 +46,13 @@ class Candidate:
             "plan": None if self.plan is None else self.plan.to_json(),
             "reason": self.reason,
         }
+
+
+def compared_by(made: Plan, sort: Sort) -> Quantity:
+    """The quantity of a plan that `sort` stands for: of decoding alone where there is no workload."""
+    if sort == "latency":
+        return made["tpot_predicted"]
+    return made[f"{sort}_with_prefill" if "cost_with_prefill" in made else f"{sort}_predicted"]
 
 
 def compare(

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tessera.planner.comparison import Candidate
+from tessera.planner.comparison import Candidate, compared_by
 from tessera.planner.decision import Decision
 from tessera.planner.planning import Plan
 from tessera.planner.provision import Provision
@@ -123,16 +123,15 @@ def _candidate(candidate: Candidate) -> tuple[str, ...]:
             *("-" for _ in range(5)),
             candidate.reason,
         )
-    suffix = "with_prefill" if "cost_with_prefill" in made else "predicted"
     return (
         candidate.gpu,
         candidate.recipe,
         str(candidate.tp),
         made["weights"].text,
         str(made.batch),
-        made["tpot_predicted"].text,
-        made[f"throughput_{suffix}"].text,
-        made[f"cost_{suffix}"].text,
+        compared_by(made, "latency").text,
+        compared_by(made, "throughput").text,
+        compared_by(made, "cost").text,
         "",
     )
 
