@@ -67,6 +67,8 @@ def test_missing_keys_are_named_together(tmp_path):
     "changes, message",
     [
         ({"hidden_size": "big"}, "hidden_size is 'big', not a positive integer"),
+        ({"num_local_experts": "8"}, "experts is '8', not a positive integer"),
+        ({"num_local_experts": 8, "num_experts_per_tok": "2"}, "experts_per_token is '2', not a positive"),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
         ({"max_position_embeddings": "x", "sliding_window": 5}, "max_position_embeddings is 'x'"),
         ({"num_key_value_heads": 5}, "32 query heads do not share 5 KV heads"),

@@ -139,7 +139,7 @@ def from_config_json(raw: Mapping[str, Any], where: str, name: str) -> ModelShap
     heads, hidden = raw["num_attention_heads"], raw["hidden_size"]
     sizes["kv_heads"] = raw.get("num_key_value_heads") or heads
     sizes["experts"] = raw.get("num_local_experts", raw.get("num_experts")) or 1
-    sizes["experts_per_token"] = raw.get("num_experts_per_tok") or 1 if sizes["experts"] > 1 else 1
+    sizes["experts_per_token"] = raw.get("num_experts_per_tok") or 1 if sizes["experts"] != 1 else 1
     for key, value in {**sizes, "head_dim": raw.get("head_dim") or 1}.items():
         if type(value) is not int or value <= 0:
             raise ModelFileError(f"{where}: {_SIZES.get(key, key)} is {value!r}, not a positive integer")
