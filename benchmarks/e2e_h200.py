@@ -95,7 +95,8 @@ def breakdown(core: OverlappedCore, recipe: str, batch: int, prompt: int, steps:
     each of the pairs of kernels that lose most time between them.
     """
     generator = random.Random(1)
-    sampling = SamplingParams(temperature=0, max_tokens=64 + steps, ignore_eos=True)
+    # The first to be prefilled must not end before the last has 32 tokens: 256 prompts take 32 steps.
+    sampling = SamplingParams(temperature=0, max_tokens=64 + batch // 4 + steps, ignore_eos=True)
     for index in range(batch):
         core.add(f"traced-{index}", generator.choices(range(1000, 100000), k=prompt), sampling)
     while any(a.request.num_output_tokens < 32 for a in core._active.values()):
