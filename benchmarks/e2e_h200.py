@@ -90,13 +90,19 @@ def measure(core: OverlappedCore, recipe: str, batch: int, prompt: int, output: 
     return row
 
 
+def traced_tokens(batch: int) -> int:
+    """Output of a traced request: the first to be prefilled must not end before the last has 32 tokens and the
+    trace is over, and 256 prompts take 32 steps.
+    """
+    return 80 + batch // 4
+
+
 def breakdown(core: OverlappedCore, recipe: str, batch: int, prompt: int, steps: int = 8) -> list[Row]:
     """Microseconds a decode step by kind of kernel, over `steps` steps in the middle of a run, then a row for
     each of the pairs of kernels that lose most time between them.
     """
     generator = random.Random(1)
-    # The first to be prefilled must not end before the last has 32 tokens: 256 prompts take 32 steps.
-    sampling = SamplingParams(temperature=0, max_tokens=64 + batch // 4 + steps, ignore_eos=True)
+    sampling = SamplingParams(temperature=0, max_tokens=traced_tokens(batch), ignore_eos=True)
     for index in range(batch):
         core.add(f"traced-{index}", generator.choices(range(1000, 100000), k=prompt), sampling)
     while any(a.request.num_output_tokens < 32 for a in core._active.values()):
@@ -196,7 +202,8 @@ def load_rate(directory: Path, layers: int = 6) -> Row:
 
 def recipe_rows(directory: Path, recipe: str, cases: Sequence[tuple[int, ...]]) -> list[Row]:
     """Start, cases and where their steps go, of one engine that is gone afterwards."""
-    seqs, length = max(c[0] for c in cases), max(c[1] + c[2] for c in cases)
+    seqs = max(c[0] for c in cases)
+    length = max(prompt + max(output, traced_tokens(batch)) for batch, prompt, output in cases)
     core, start = build(directory, recipe, seqs, length)
     rows = [start]
     print(start, flush=True)
