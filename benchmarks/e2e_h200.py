@@ -91,8 +91,8 @@ def measure(core: OverlappedCore, recipe: str, batch: int, prompt: int, output: 
 
 
 def traced_tokens(batch: int) -> int:
-    """Output of a traced request: the first to be prefilled must not end before the last has 32 tokens and the
-    trace is over, and 256 prompts take 32 steps.
+    """Output of a traced request: the first to be prefilled must not end before the last has 32 tokens and
+    the trace is over, and 256 prompts take 32 steps.
     """
     return 80 + batch // 4
 
