@@ -78,7 +78,7 @@ def test_weights_alone_are_too_large() -> None:
     for part in ("weights 16.00", "step workspace 0.", "graphs 0.", f"reserve {RESERVE_BYTES / GIB:.2f}"):
         assert part in message
     assert "one sequence of 4096 tokens 0.50 GiB exceed the 12.00 GiB free by" in message
-    assert "take a quantized model, or a device with more memory" in message
+    assert "take a model whose weights are smaller, or a device with more memory" in message
 
 
 @given(

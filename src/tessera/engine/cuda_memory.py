@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tessera.engine.block_pool import BLOCK_SIZE, blocks_for
-from tessera.engine.config import CachePlan, EngineConfig, plan_cache
+from tessera.engine.config import MIN_MODEL_LEN, CachePlan, EngineConfig, plan_cache
 from tessera.engine.errors import CacheMemoryError, DeviceMemoryError
 from tessera.engine.memory import block_bytes
 from tessera.kernels.cuda.gemm import half_weights
@@ -72,7 +72,7 @@ def plan_memory(
     }
     left = free - sum(uses.values())
     block = page_bytes(config)
-    if left < block * blocks_for(options.max_model_len or 1):
+    if left < block * blocks_for(options.max_model_len or MIN_MODEL_LEN):
         raise DeviceMemoryError(_arithmetic(uses, free, left, options, config))
     try:
         cache = plan_cache(
@@ -88,12 +88,12 @@ def _arithmetic(
     uses: dict[str, int], free: int, left: int, options: EngineConfig, config: ModelConfig
 ) -> str:
     total = " + ".join(f"{name} {size / 2**30:.2f}" for name, size in uses.items())
-    length = options.max_model_len or 1
+    length = options.max_model_len or MIN_MODEL_LEN
     cache = page_bytes(config) * blocks_for(length)
     share = options.memory_fraction
     limit = f", of what the rest leaves the cache may take {share:.0%}" if share < 1 else ""
     saved = _savings(options, config, left)
-    fixes = "; or ".join(saved[:2]) or "take a quantized model, or a device with more memory"
+    fixes = "; or ".join(saved[:2]) or "take a model whose weights are smaller, or a device with more memory"
     return (
         f"{total} + KV cache of one sequence of {length} tokens {cache / 2**30:.2f} GiB exceed the "
         f"{free / 2**30:.2f} GiB free by {(cache - left) / 2**30:.2f}{limit}: {fixes}"
@@ -102,7 +102,11 @@ def _arithmetic(
 
 def _savings(options: EngineConfig, config: ModelConfig, left: int) -> list[str]:
     """Changes each of which would do where `left` bytes are left for the cache, the smallest first."""
-    seqs, tokens, length = options.max_num_seqs, options.max_num_batched_tokens, options.max_model_len or 1
+    seqs, tokens, length = (
+        options.max_num_seqs,
+        options.max_num_batched_tokens,
+        options.max_model_len or MIN_MODEL_LEN,
+    )
     per_token = step_bytes(config, 1, 0)
     per_row = 2 * step_bytes(config, 0, 1) + per_token
 

@@ -24,6 +24,14 @@ class LinearProblem:
     device: Device
     spec: LinearSpec
 
+    def __str__(self) -> str:
+        s = self.spec
+        transforms = "".join(f", {t.kind} transform" for t in s.transforms)
+        return (
+            f"W [{s.out_features}, {s.in_features}] {s.weight}, x {s.activation}{transforms}, y {s.output} "
+            f"on {self.device}"
+        )
+
 
 class BoundLinear(Protocol):
     """x [T, K] (floats, or int8 rows where the spec's activation is int8) -> y [T, N]."""
@@ -92,6 +100,9 @@ class EmbeddingProblem:
     table: Chain
     dtype: torch.dtype
 
+    def __str__(self) -> str:
+        return f"a table [{self.vocab}, {self.width}] {self.table} to {self.dtype} on {self.device}"
+
 
 class BoundEmbedding(Protocol):
     """token_ids int32 or int64 [T] -> [T, H]."""
@@ -117,6 +128,12 @@ class AttentionProblem:
     kv: Chain
     dtype: torch.dtype
     page_size: int = 64
+
+    def __str__(self) -> str:
+        return (
+            f"{self.num_heads} heads of {self.head_dim}, {self.num_kv_heads} KV heads, K and V {self.kv} "
+            f"in pages of {self.page_size} tokens, {self.dtype} on {self.device}"
+        )
 
 
 class BoundAttention(Protocol):

@@ -41,6 +41,9 @@ class Device:
     kind: str
     arch: str
 
+    def __str__(self) -> str:
+        return f"{self.kind} {self.arch}"
+
 
 MODULES: Final = {"cpu": "tessera.kernels.cpu", "cuda": "tessera.kernels.cuda.target"}
 """Importing one registers the kernels of a kind of device; its `device()` is the one at hand."""

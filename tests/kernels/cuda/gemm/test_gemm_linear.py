@@ -8,7 +8,7 @@ from kernels.cuda.gemm.gemm_case import FORMS, expected, rows, weights, wrong
 from tessera.kernels.cuda.gemm.choose import BUCKETS
 from tessera.kernels.cuda.gemm.linear import CudaInt8Linear
 from tessera.kernels.cuda.target import device
-from tessera.kernels.errors import KernelArgumentError
+from tessera.kernels.errors import KernelArgumentError, NoKernelError
 from tessera.kernels.ops import LINEAR, LinearProblem
 from tessera.kernels.registry import Device, runs
 from tessera.numerics.qtensor import FLOATS
@@ -33,6 +33,7 @@ def test_the_registry_finds_it(name: str) -> None:
 def test_says_what_it_cannot_do() -> None:
     kernel = CudaInt8Linear("sm90", torch.bfloat16)
     assert kernel.can_implement(problem(QOQ)).ok
+    assert kernel.can_implement(problem(QOQ, k=65_793)).ok
     for wrong_problem, reason in (
         (problem(QOQ, activation=A16), "int8 per token"),
         (problem(QOQ, k=65794), "65794 overflows"),
@@ -43,6 +44,17 @@ def test_says_what_it_cannot_do() -> None:
     ):
         verdict = kernel.can_implement(wrong_problem)
         assert not verdict.ok and reason in verdict.reason
+
+
+def test_a_refusal_reads_as_text() -> None:
+    spec = LinearSpec(64, 4096, Recipe.parse("w8a16-chn").weight_chain(), A16, BF16)
+    with pytest.raises(NoKernelError) as error:
+        LINEAR.select(LinearProblem(H200, spec))
+    first, *reasons = str(error.value).splitlines()
+    assert first == (
+        "no linear kernel for W [64, 4096] s8n --scale(scale: f16; c)--> f32, x f16, y bf16 on cuda sm_90a:"
+    )
+    assert any("sm90_bf16_int8: activations are f16, not int8 per token" in reason for reason in reasons)
 
 
 class TestOnDevice:

@@ -3,19 +3,26 @@
 import pytest
 import torch
 
-from tessera.kernels.cuda.gemm.scratch import Scratch
+from tessera.kernels.cuda.gemm import half, small, wide
+from tessera.kernels.cuda.gemm.scratch import PARTS, Scratch
 from tessera.kernels.errors import KernelArgumentError
+
+SMS = 132
 
 
 def test_is_zero_and_says_what_does_not_fit() -> None:
-    scratch = Scratch.allocate(torch.device("cpu"), sums=64, counters=2, parts=8)
-    assert not scratch.sums.any() and not scratch.counters.any()
-    scratch.require("small", 64, 2)
-    with pytest.raises(
-        KernelArgumentError, match="needs 65 sums, 2 counters and 0 parts, the scratch has 64, 2"
-    ):
-        scratch.require("small", 65, 2)
-    with pytest.raises(KernelArgumentError, match="3 counters"):
-        scratch.require("small", 1, 3)
-    with pytest.raises(KernelArgumentError, match="9 parts, the scratch has 64, 2 and 8"):
-        scratch.require("wide", counters=2, parts=9)
+    scratch = Scratch.allocate(torch.device("cpu"), counters=2, parts=8)
+    assert not scratch.counters.any()
+    scratch.require("small", 2, 8)
+    with pytest.raises(KernelArgumentError, match="needs 3 counters and 0 parts, the scratch has 2 and 8"):
+        scratch.require("small", 3)
+    with pytest.raises(KernelArgumentError, match="2 counters and 9 parts"):
+        scratch.require("wide", 2, 9)
+
+
+def test_holds_every_variant_s_parts() -> None:
+    """At most a part for each block of `wide`, two of the others, and one variant needs all of it."""
+    needs = [SMS * v.blocks * v.tokens * v.rows for v in wide.VARIANTS]
+    needs += [2 * SMS * v.tokens * v.rows for v in small.VARIANTS]
+    needs += [2 * SMS * v.blocks * v.tokens * v.rows for v in (*half.SMALL, *half.WIDE)]
+    assert max(needs) == PARTS

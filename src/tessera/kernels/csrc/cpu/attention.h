@@ -78,7 +78,8 @@ void attend(const Attention& a, const Step& s, const Queries& queries, int64_t r
 
 // One segment of R rows, into partial sums that `merge_rows` adds up.
 template <class Page, int R>
-void attend_part(const Attention& a, const Step& s, const Queries& queries, int64_t row, int64_t start, Partial* parts) {
+void attend_part(const Attention& a, const Step& s, const Queries& queries, int64_t row, int64_t start,
+                 Partial* parts) {
   Tile<R> t;
   load_queries<R>(a, s, queries, row, scratch<5, float>(R * a.head_dim), t);
   attend_segment<Page, R>(a, s, queries, start, start + kSegment, t, parts + row);

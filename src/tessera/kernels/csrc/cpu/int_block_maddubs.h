@@ -51,7 +51,8 @@ inline Bytes broadcast4(const int8_t* x) {
 
 // sum[r] += scale * (q . x) over `chunks` chunks of 8 k; `scale` holds 16-bit pairs.
 template <int R>
-inline void nibble_dots(const uint8_t* codes, const int8_t* x, int64_t stride, int64_t chunks, Bytes scale, Bytes* sum) {
+inline void nibble_dots(const uint8_t* codes, const int8_t* x, int64_t stride, int64_t chunks, Bytes scale,
+                        Bytes* sum) {
   for (int64_t start = 0; start < chunks; start += 4) {
     Bytes part[R];
     UNROLL for (int r = 0; r < R; ++r) part[r] = zero_bytes();

@@ -37,8 +37,8 @@ inline void decode_block(const IntLinear& w, int64_t block, uint8_t* out) {
 // Sums of R rows and B blocks of bytes, `block_stride` apart. Kept out of line: merged with what follows, the
 // sums would be kept in memory.
 template <int R, int B>
-__attribute__((noinline)) void byte_tile(const uint8_t* bytes, int64_t block_stride, const int8_t* x, int64_t stride, int64_t quads,
-                      int32_t (*sums)[kLanes]) {
+__attribute__((noinline)) void byte_tile(const uint8_t* bytes, int64_t block_stride, const int8_t* x, int64_t stride,
+                                         int64_t quads, int32_t (*sums)[kLanes]) {
   __m512i sum[R][B];
   UNROLL for (int r = 0; r < R; ++r) {
     UNROLL for (int b = 0; b < B; ++b) sum[r][b] = _mm512_setzero_si512();

@@ -5,6 +5,7 @@ has to rank variants, not to predict microseconds. Shapes measured on a device (
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -28,6 +29,12 @@ BUCKETS: Final = (
     1, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096, 8192, 16384,
 )  # fmt: skip
 """Token counts that have a variant of their own. Others take that of the next one, more that of the last."""
+
+
+def bucket(tokens: int) -> int:
+    """Index of the one of BUCKETS whose choice serves `tokens`."""
+    return min(bisect_left(BUCKETS, tokens), len(BUCKETS) - 1)
+
 
 Launch = Callable[[Any, PackedWeights, TiledRows, Tensor, Tensor | None, Scratch], None]
 

@@ -1,6 +1,5 @@
 """Linear layers of 16-bit activations and 4-bit weights on CUDA: one launch, by the number of tokens."""
 
-from bisect import bisect_left
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,7 +9,7 @@ from torch import Tensor
 from tessera.kernels.cuda import device
 from tessera.kernels.cuda.arguments import SHORT_NAMES, announce, check_rows, runs_on, upload
 from tessera.kernels.cuda.gemm import half
-from tessera.kernels.cuda.gemm.choose import BUCKETS
+from tessera.kernels.cuda.gemm.choose import bucket
 from tessera.kernels.cuda.gemm.half_choose import Choice, plan, split_of
 from tessera.kernels.cuda.gemm.half_weights import HalfWeights, pack, takes
 from tessera.kernels.cuda.gemm.scratch import Scratch, scratch
@@ -43,7 +42,7 @@ class BoundHalfLinear:
 
     def variant(self, tokens: int) -> str:
         """What runs for `tokens`."""
-        return self.ids[_bucket(tokens)]
+        return self.ids[bucket(tokens)]
 
     def __call__(self, x: Activation) -> Tensor:
         """Raises KernelArgumentError."""
@@ -54,16 +53,12 @@ class BoundHalfLinear:
         tokens = x.shape[0]
         y = torch.empty((tokens, n), dtype=self.dtype, device=x.device)
         if tokens:
-            bucket = _bucket(tokens)
-            runs[self.ids[bucket]] += 1
-            choice = self.plan[bucket]
+            at = bucket(tokens)
+            runs[self.ids[at]] += 1
+            choice = self.plan[at]
             split = split_of(choice, n, tokens, device.current().sms)
             half.launch(choice.variant, split, self.weights, x, y, self.bias, self.scratch)
         return y
-
-
-def _bucket(tokens: int) -> int:
-    return min(bisect_left(BUCKETS, tokens), len(BUCKETS) - 1)
 
 
 @dataclass(frozen=True)

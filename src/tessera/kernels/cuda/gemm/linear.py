@@ -1,6 +1,5 @@
 """Linear layers of int8 activations and 4- or 8-bit weights on CUDA: one launch, by the number of tokens."""
 
-from bisect import bisect_left
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,7 +9,7 @@ from torch import Tensor
 from tessera.kernels.cuda import device
 from tessera.kernels.cuda.arguments import SHORT_NAMES, announce, runs_on, upload
 from tessera.kernels.cuda.gemm import choose
-from tessera.kernels.cuda.gemm.choose import BUCKETS, Choice
+from tessera.kernels.cuda.gemm.choose import Choice, bucket
 from tessera.kernels.cuda.gemm.scratch import Scratch, scratch
 from tessera.kernels.cuda.gemm.weights import PackedWeights, layout_of, pack
 from tessera.kernels.cuda.gemm.wide import MAX_COLUMNS
@@ -44,7 +43,7 @@ class BoundInt8Linear:
 
     def variant(self, tokens: int) -> str:
         """What runs for `tokens`."""
-        return self.ids[_bucket(tokens)]
+        return self.ids[bucket(tokens)]
 
     def __call__(self, x: Activation) -> Tensor:
         """Raises KernelArgumentError."""
@@ -53,15 +52,11 @@ class BoundInt8Linear:
         tokens = x.shape[0]
         y = torch.empty((tokens, self.weights.tile.shape[0]), dtype=self.dtype, device=x.codes.device)
         if tokens:
-            bucket = _bucket(tokens)
-            runs[self.ids[bucket]] += 1
-            choice = self.plan[bucket]
+            at = bucket(tokens)
+            runs[self.ids[at]] += 1
+            choice = self.plan[at]
             choice.family.launch(choice.variant, self.weights, x, y, self.bias, self.scratch)
         return y
-
-
-def _bucket(tokens: int) -> int:
-    return min(bisect_left(BUCKETS, tokens), len(BUCKETS) - 1)
 
 
 @dataclass(frozen=True)

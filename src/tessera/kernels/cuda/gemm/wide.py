@@ -18,7 +18,6 @@ from tessera.kernels.cuda.gemm.weights import ROWS, Format, PackedWeights
 from tessera.kernels.cuda.launch import Kernel, kernel
 from tessera.kernels.cuda.tiled_rows import STEP
 from tessera.kernels.errors import KernelArgumentError
-from tessera.kernels.registry import YES, Verdict, no
 from tessera.kernels.types import TiledRows
 
 MAX_COLUMNS: Final = (2**31 - 1) // (255 * 128)
@@ -134,13 +133,6 @@ def plan(variant: Variant, n: int, k: int, tokens: int, sms: int, tile_bytes: in
     if not rest or cuts == 1 or whole <= cut:
         return Plan(min(blocks, tiles), 0, 1, start + (rounds + (rest > 0)) * whole)
     return Plan(blocks if rounds else rest * cuts, rest, cuts, start + rounds * whole + cut)
-
-
-def limits(columns: int) -> Verdict:
-    """What this family does not do, whatever the variant."""
-    if columns > MAX_COLUMNS:
-        return no(f"int32 sums hold {MAX_COLUMNS} columns, not {columns}")
-    return YES
 
 
 @cache

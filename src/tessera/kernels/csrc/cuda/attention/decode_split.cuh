@@ -113,8 +113,9 @@ TESSERA_DEVICE void combine(const DecodeArgs& args, const Split& split, float* m
     float2 own_values[kWidth / 2];
 #pragma unroll
     for (int i = 0; i < kWidth / 2; ++i)
-      own_values[i] = here ? reinterpret_cast<float2*>(own_part.values + head * own_part.row)[lane_id() * kWidth / 2 + i]
-                           : make_float2(0, 0);
+      own_values[i] =
+          here ? reinterpret_cast<float2*>(own_part.values + head * own_part.row)[lane_id() * kWidth / 2 + i]
+               : make_float2(0, 0);
     for (int first = split.first; first <= split.last; first += D::kPartsAhead) {
       const int n = min(D::kPartsAhead, split.last + 1 - first);
       const int piece = first + min(lane_id(), n - 1);

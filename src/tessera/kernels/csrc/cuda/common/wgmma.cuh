@@ -7,7 +7,7 @@
 //
 // Order of use: fence (registers and shared memory are ready), any number of wgmma, commit, wait<pending groups>.
 // Until a group has been waited for, neither its accumulators nor its A registers may be touched: the compiler then
-// orders them itself, which costs up to half of the rate, and compiling is refused. `keep` the accumulators after a wait.
+// orders them itself, which costs up to half of the rate, and compiling is refused. `keep` accumulators after a wait.
 #pragma once
 #include "common/types.cuh"
 
@@ -33,7 +33,7 @@ TESSERA_DEVICE void keep(T (&x)[N]) {
 TESSERA_DEVICE u32 swizzle_128b(u32 offset) { return offset ^ ((offset >> 3) & 0x70); }
 
 // Descriptor of an operand under the 128-byte swizzle; `smem` is a shared address.
-//   K-major (rows of 128 bytes of K, 8 rows = 1024 bytes): the default strides; the next 32 bytes of K are at + 32 bytes.
+//   K-major (rows of 128 bytes of K, 8 rows = 1024 bytes): the default strides; the next 32 bytes of K are at + 32.
 //   MN-major, 16-bit elements (rows of 64 elements of M or N, one row per k): `stride` is from one 8 rows of k to the
 //   next (1024 where they are adjacent), `leading` from one 64 elements of M or N to the next.
 TESSERA_DEVICE u64 wgmma_descriptor(u32 smem, u32 stride = 1024, u32 leading = 16) {
@@ -56,7 +56,8 @@ struct Wgmma;
 #define TW_S80 TW_S64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
 #define TW_S96 TW_S80 ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
 #define TW_S112 TW_S96 ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"
-#define TW_S128 TW_S112 ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define TW_S128 TW_S112 \
+  ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 #define TW_D4(C, i) C(d[i]), C(d[i + 1]), C(d[i + 2]), C(d[i + 3])
 #define TW_D8(C, i) TW_D4(C, i), TW_D4(C, i + 4)
 #define TW_D16(C, i) TW_D8(C, i), TW_D8(C, i + 8)

@@ -2,8 +2,8 @@
 //
 // The steps of K of all output tiles form one line, contiguous in memory where tokens fit one tile, and every block
 // takes an equal piece of it. One warp keeps the ring full of weights, another of tokens; sets of warps take the steps
-// in turn (slices) and put their sums together in shared memory; a tile that a cut divides is put together through global
-// memory. Sums are int32, so that neither slices, pieces nor arrivals change a bit of the result.
+// in turn (slices) and put their sums together in shared memory; a tile that a cut divides is put together through
+// global memory. Sums are int32, so that neither slices, pieces nor arrivals change a bit of the result.
 #pragma once
 #include "common/sync.cuh"
 #include "gemm/small_split.cuh"
@@ -154,8 +154,8 @@ TESSERA_DEVICE void small_consume(const SmallArgs<T>& p, const SmallRing<C>& rin
   }
 }
 
-// Grid: at most the units of the line, div_up(n, 64 kPanels) * div_up(m, kTokens) * steps; C::kThreads threads. `arrived`
-// has gridDim.x * kRowWarps zeros and is left so.
+// Grid: at most the units of the line, div_up(n, 64 kPanels) * div_up(m, kTokens) * steps; C::kThreads threads.
+// `arrived` has gridDim.x * kRowWarps zeros and is left so.
 template <class C, class T>
 __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
     small_gemm(const u8* tiles, const float* row_scale, const i32* offset, const T* bias, const u8* codes,

@@ -8,8 +8,8 @@
 
 namespace tessera::gemm {
 
-// W: Int4<group> or Int8. kTokens: tokens of a tile, a multiple of 8. kPanels: weight tiles of 64 rows that lie over one
-// another. kStrips: 16-row strips a warp multiplies. kSlices: sets of warps that take the steps of K in turn.
+// W: Int4<group> or Int8. kTokens: tokens of a tile, a multiple of 8. kPanels: weight tiles of 64 rows that lie over
+// one another. kStrips: 16-row strips a warp multiplies. kSlices: sets of warps that take the steps of K in turn.
 template <class W, int kTokens_, int kPanels_, int kStrips_, int kSlices_, int kStages_>
 struct Small {
   using Weights = W;
@@ -98,7 +98,7 @@ TESSERA_DEVICE void ring_copy(u32 to, const u8* from, int bytes, u32 barrier) {
   }
 }
 
-// Fill stage `s` with `count` units from `at` on, which moves past them. Units that are contiguous in memory are one copy.
+// Fill stage `s` with `count` units from `at` on, which moves past them. Units contiguous in memory are one copy.
 template <class C, class T>
 struct FillWeights {
   const SmallArgs<T>& p;
@@ -146,8 +146,8 @@ struct FillTokens {
   }
 };
 
-// A producer warp. On sm_90 each lane starts one stage, and the first lane goes on; else all lanes copy. `ready` returns once
-// what is to be copied may be read.
+// A producer warp. On sm_90 each lane starts one stage, and the first lane goes on; else all lanes copy. `ready`
+// returns once what is to be copied may be read.
 template <class C, class T, class Fill, class Ready>
 TESSERA_DEVICE void small_produce(const SmallArgs<T>& p, const SmallRing<C>& ring, int begin, int end, Fill fill,
                                   Ready ready) {

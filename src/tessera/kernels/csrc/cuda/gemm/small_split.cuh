@@ -14,8 +14,9 @@ struct Parts {
   }
 };
 
-// Whether this warp is the last of those with parts of its rows: `sums` then holds the whole. The others leave theirs for
-// it. Sums are integers, so the order of additions does not matter. A piece has at most two such tiles: a place for each.
+// Whether this warp is the last of those with parts of its rows: `sums` then holds the whole. The others leave theirs
+// for it. Sums are integers, so the order of additions does not matter. A piece has at most two such tiles: a place
+// for each.
 template <class C, class T>
 TESSERA_DEVICE bool combine(const SmallArgs<T>& p, const Parts& parts, int row_warp, Sums<C>& sums) {
   constexpr int kQuads = C::kStrips * C::kAtoms;

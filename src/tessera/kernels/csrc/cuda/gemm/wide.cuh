@@ -2,8 +2,8 @@
 // activations, for many tokens. wgmma on sm_90a with the weights as operand A (unpacked in registers, or from shared
 // memory where they have 8 bits) and tokens on N.
 //
-// Three warps bring weights and activations into a ring of K = 128 steps by bulk copies, weights before the kernel ahead
-// has ended. A fourth brings what the epilogue needs. Consumer warpgroups own 64 rows each.
+// Three warps bring weights and activations into a ring of K = 128 steps by bulk copies, weights before the kernel
+// ahead has ended. A fourth brings what the epilogue needs. Consumer warpgroups own 64 rows each.
 #pragma once
 #include "common/bulk.cuh"
 #include "common/mbarrier.cuh"
@@ -13,8 +13,8 @@
 namespace tessera::gemm {
 
 // kProducers warps share the stages of the ring, as issuing the copies of a step takes longer than a small tile's
-// products. (Stages, not steps: a warp then never meets a stage two rounds ahead of its consumers, where the parity of a
-// barrier would deceive it.) Lane i < kPanels copies the weights of panel i, lane kPanels the activations.
+// products. (Stages, not steps: a warp then never meets a stage two rounds ahead of its consumers, where the parity of
+// a barrier would deceive it.) Lane i < kPanels copies the weights of panel i, lane kPanels the activations.
 template <class C>
 class Producer {
  public:
@@ -206,7 +206,8 @@ class Consumer {
       const u64 w = wgmma_descriptor(smem_.weights(turn_.stage) + panel_ * C::Format::kTileBytes);
       wgmma_fence();
 #pragma unroll
-      for (int j = 0; j < 4; ++j) Mma::ss(acc, wgmma_advance(w, 32 * j), wgmma_advance(x, 32 * j), kFromZero || k > 0 || j > 0);
+      for (int j = 0; j < 4; ++j)
+        Mma::ss(acc, wgmma_advance(w, 32 * j), wgmma_advance(x, 32 * j), kFromZero || k > 0 || j > 0);
       wgmma_commit();
       wgmma_wait<1>();
       if (previous >= 0) release(previous);

@@ -1,4 +1,4 @@
-// The ends of a tile: parts of sums that several blocks computed are put together, sums become numbers, numbers are stored.
+// The ends of a tile: parts of sums that several blocks computed are put together, sums become numbers and are stored.
 #pragma once
 #include "common/matrix.cuh"
 #include "gemm/wide_work.cuh"
@@ -102,9 +102,9 @@ class TileEnd {
   }
   TESSERA_DEVICE void both_teams() const { named_barrier_sync(1 + C::kConsumers + panel_, 2 * kWarpgroup); }
 
-  // Parts of other blocks are added to those of the team's slices for which this warpgroup is the last to come: the mask of those.
-  // The others' slices first, then its own, which those who come at the same time will have left for it by then.
-  // Sums are integers, so the order of additions does not matter.
+  // Parts of other blocks are added to those of the team's slices for which this warpgroup is the last to come: the
+  // mask of those. The others' slices first, then its own, which those who come at the same time will have left for it
+  // by then. Sums are integers, so the order of additions does not matter.
   TESSERA_DEVICE u32 share_parts(u32 team, Sums& acc) {
     const int blocks = p_.cuts, me = blockIdx.x % blocks;
     u32 own = 0, last = 0;

@@ -1,4 +1,4 @@
-// What a block of the wide GEMM is made of and works on: tile shape, shared memory, arguments, and its share of the tiles.
+// What a block of the wide GEMM is made of and works on: tile shape, shared memory, arguments, its share of the tiles.
 #pragma once
 #include "common/sync.cuh"
 #include "common/tiled.cuh"

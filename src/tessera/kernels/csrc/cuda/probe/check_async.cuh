@@ -17,7 +17,8 @@ __global__ void bulk_ring(const u32* x, u32* y, u32 bias, int chunks) {
   const bool leader = threadIdx.x == 0;
   x += blockIdx.x * chunks * kWords, y += blockIdx.x * chunks * kWords;
   if (leader) {
-    for (int s = 0; s < kStages; ++s) mbarrier_init(smem_address(&full[s]), 1), mbarrier_init(smem_address(&empty[s]), 64);
+    for (int s = 0; s < kStages; ++s)
+      mbarrier_init(smem_address(&full[s]), 1), mbarrier_init(smem_address(&empty[s]), 64);
     fence_barrier_init();
   }
   __syncthreads();
@@ -67,7 +68,8 @@ __global__ void cluster_exchange(const uint4* x, uint4* y) {
   mine[lane] = make_uint4(id, id * 3, id * 5, cluster_size());
   cluster_sync();
   if (rank == 0 && elect_one()) {
-    bulk_load_multicast(smem_address(shared_row), x + blockIdx.x / 2 * 32, sizeof(shared_row), smem_address(&landed), 3);
+    bulk_load_multicast(smem_address(shared_row), x + blockIdx.x / 2 * 32, sizeof(shared_row), smem_address(&landed),
+                        3);
   }
   y[blockIdx.x * 96 + lane] = load_cluster(cluster_address(smem_address(&mine[lane]), other));
   store_cluster(cluster_address(smem_address(&theirs[lane]), other), make_uint4(id, id + 1, id + 2, id + 3));

@@ -1,4 +1,5 @@
-// Elementwise use of every wrapper in types.cuh, bits.cuh, async_copy.cuh and reduce.cuh; compared with torch by `tests/kernels/cuda`.
+// Elementwise use of every wrapper in types.cuh, bits.cuh, async_copy.cuh and reduce.cuh; `tests/kernels/cuda`
+// compares it with torch.
 #pragma once
 #include "common/async_copy.cuh"
 #include "common/bits.cuh"

@@ -86,7 +86,8 @@ struct HalfFloats : WayDefaults {
   using A = i8;
   template <int kByte>
   static TESSERA_DEVICE void word(u32& lo, u32& hi, u32 w, u32 p) {
-    const u32 s16 = pack2<f16>(static_cast<float>((p >> 8 * kByte) & 0xff), static_cast<float>((p >> 8 * kByte) & 0xff));
+    const u32 s16 =
+        pack2<f16>(static_cast<float>((p >> 8 * kByte) & 0xff), static_cast<float>((p >> 8 * kByte) & 0xff));
     const u32 z16 = (broadcast_byte<kByte + 1>(p) & 0x00ff00ffu) | 0x64006400u;
     u32 v[4];
 #pragma unroll

@@ -29,7 +29,8 @@ TESSERA_DEVICE void step(u32& x, u32& y, u32 b, u32 c) {
   if constexpr (kOp == kImadHi) x = mad_hi(x, b, c);
   if constexpr (kOp == kIadd3) x = x + y + b;
   if constexpr (kOp == kHfma2) x = fma2<f16>(x, b, c);
-  if constexpr (kOp == kFfma) x = __float_as_uint(__fmaf_rn(__uint_as_float(x), __uint_as_float(b), __uint_as_float(c)));
+  if constexpr (kOp == kFfma)
+    x = __float_as_uint(__fmaf_rn(__uint_as_float(x), __uint_as_float(b), __uint_as_float(c)));
   if constexpr (kOp == kI2f) x = __float_as_uint(__int2float_rn(x));
   if constexpr (kOp == kEx2) x = __float_as_uint(exp2_approx(__uint_as_float(x)));
   if constexpr (kOp == kLop3Imad) x = lop3<0x96>(x, y, b), y = y * b + c;

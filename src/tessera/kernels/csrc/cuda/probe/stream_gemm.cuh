@@ -1,5 +1,6 @@
-// The W4A8 (and, with Bytes, W8A8) data flow on trial: y[m, n] = bf16((sum_k x[m, k] w[n, k] - offset[n] rowsum[m]) * s_n[n] * s_m[m]) with
-// 4-bit weights streamed from global memory by bulk copies, unpacked in registers and fed to wgmma as operand A.
+// The W4A8 (and, with Bytes, W8A8) data flow on trial: y[m, n] = bf16((sum_k x[m, k] w[n, k] - offset[n] rowsum[m]) *
+// s_n[n] * s_m[m]) with 4-bit weights streamed from global memory by bulk copies, unpacked in registers and fed to wgmma as
+// operand A.
 // A probe: whole tiles only and no split of K, so that the number is the main loop's and the epilogue's.
 #pragma once
 #include "common/bits.cuh"
@@ -12,9 +13,9 @@
 
 namespace tessera::probe {
 
-// kTokens: rows of x a tile; kConsumers: warpgroups that multiply, with kRowTiles tiles of 64 rows each; Way: from codes
-// to operands (dequant_ways.cuh); kCluster: blocks that share a tile of x by multicast. kOnce leaves work out to see
-// what it costs: bit 0 loads x, bit 1 the weights, only in the first turn of the ring; bit 2 unpacks no weights.
+// kTokens: rows of x a tile; kConsumers: warpgroups that multiply, with kRowTiles tiles of 64 rows each; Way: from
+// codes to operands (dequant_ways.cuh); kCluster: blocks that share a tile of x by multicast. kOnce leaves work out
+// to see what it costs: bit 0 loads x, bit 1 the weights, only in the first turn of the ring; bit 2 unpacks no weights.
 template <int kTokens_, int kConsumers_, int kRowTiles_, int kStages_, class Way_, int kCluster_, int kOnce_>
 struct StreamConfig {
   static constexpr int kTokens = kTokens_, kRowTiles = kRowTiles_, kStages = kStages_, kCluster = kCluster_;
@@ -51,7 +52,9 @@ struct StreamSmem {
   u32 base, full, empty;
   TESSERA_DEVICE u32 activations(int s) const { return base + s * C::kActivationBytes; }
   TESSERA_DEVICE u32 weights(int s) const { return base + C::kStages * C::kActivationBytes + s * C::kWeightBytes; }
-  TESSERA_DEVICE u32 epilogue(int consumer) const { return base + C::kStages * C::kStageBytes + consumer * C::kEpilogueBytes; }
+  TESSERA_DEVICE u32 epilogue(int consumer) const {
+    return base + C::kStages * C::kStageBytes + consumer * C::kEpilogueBytes;
+  }
 };
 
 struct Ring {
@@ -180,8 +183,8 @@ TESSERA_DEVICE uint2 load_pair(u32 address) {
 }
 
 template <class C, class Sum>
-TESSERA_DEVICE void stream_epilogue(const StreamArgs& p, const StreamSmem<C>& smem, int consumer, int token_tile, int row,
-                                    const RowParameters& rows, const Sum (&acc)[C::kTokens / 2]) {
+TESSERA_DEVICE void stream_epilogue(const StreamArgs& p, const StreamSmem<C>& smem, int consumer, int token_tile,
+                                    int row, const RowParameters& rows, const Sum (&acc)[C::kTokens / 2]) {
   const int thread = threadIdx.x % kWarpgroup, warp = thread / kWarp, lane = lane_id(), t = lane % 4;
   const int m = token_tile * C::kTokens;
   const u32 tokens = smem.epilogue(consumer) + C::kOutputBytes;
