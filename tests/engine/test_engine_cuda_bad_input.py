@@ -18,6 +18,7 @@ from tessera.engine.config import EngineConfig
 from tessera.engine.cuda_allocation import allocating
 from tessera.engine.cuda_build import build_cuda_core
 from tessera.engine.cuda_memory import RESERVE_BYTES, page_bytes, plan_memory
+from tessera.engine.dummy import DummyCheckpoint
 from tessera.engine.errors import (
     CacheMemoryError,
     DeviceMemoryError,
@@ -29,7 +30,10 @@ from tessera.engine.llm import LLM
 from tessera.engine.scheduler import Scheduler
 from tessera.errors import InvalidRequestError
 from tessera.kernels.cuda.errors import CudaUnavailableError
+from tessera.kernels.errors import NoKernelError
+from tessera.kernels.registry import Device
 from tessera.models.errors import UnknownDeviceError
+from tessera.spec import Recipe
 from tiny import tiny_config, write_hf_model
 
 GIB = 2**30
@@ -134,6 +138,23 @@ def test_no_memory_left_for_the_cache_shows_where_it_went() -> None:
         plan_memory(options, LLAMA_8B, 16 * GIB, free=20 * GIB, num_graphs=4)
 
 
+@pytest.mark.parametrize(
+    ("recipe", "reason"),
+    [("w8a16-chn", r"layers\.0\.self_attn\.q_proj: no linear kernel for W \[384, 128\] s8n"),
+     ("w4a8kv4-g128", "K and V u4 .*sm_90a")],
+)  # fmt: skip
+def test_formats_without_a_kernel_are_refused_before_loading(
+    monkeypatch: pytest.MonkeyPatch, recipe: str, reason: str
+) -> None:
+    monkeypatch.setattr(cuda_build.target, "device", lambda: Device("cuda", "sm_90a"))
+    checkpoint = DummyCheckpoint(SMALL, "cpu", recipe=Recipe.parse(recipe))
+    with pytest.raises(NoKernelError, match=reason):
+        cuda_build.check_kernels(checkpoint, torch.bfloat16)
+    for served in (None, "w4a8-g128", "w4a16-g32", "w8a8-chn"):
+        served_recipe = Recipe.parse(served) if served else None
+        cuda_build.check_kernels(DummyCheckpoint(SMALL, "cpu", recipe=served_recipe), torch.bfloat16)
+
+
 class FakeMemory:
     """What torch says about the device's memory; `take` is what an allocation that succeeds does."""
 
@@ -185,7 +206,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeMemory]:
     monkeypatch.setattr(cuda_build.device, "require", lambda: None)
     monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
     monkeypatch.setattr("torch.cuda.empty_cache", lambda: None)
-    monkeypatch.setattr(cuda_build, "check_attention", lambda *_: None)
+    monkeypatch.setattr(cuda_build, "check_kernels", lambda *_: None)
     monkeypatch.setattr(cuda_build, "DeviceWeights", lambda checkpoint, _: checkpoint)
     monkeypatch.setattr(cuda_build, "build_model", lambda *_: SimpleNamespace(config=SMALL))
     yield memory

@@ -21,14 +21,14 @@ from tessera.engine.timing import timed
 from tessera.formats.base import Checkpoint
 from tessera.formats.tokenizer import Tokenizer
 from tessera.kernels.cuda import device, target
-from tessera.kernels.ops import ATTENTION
+from tessera.kernels.errors import NoKernelError
+from tessera.kernels.ops import ATTENTION, LINEAR, LinearProblem
 from tessera.layers.paged import attention_problem
 from tessera.layers.target import Target
-from tessera.layers.types import Weights
 from tessera.models.loader import HIDDEN_DTYPES, build_model
 from tessera.models.types import Model
 from tessera.numerics.qtensor import FLOAT_DTYPES
-from tessera.spec import Recipe
+from tessera.spec import LinearSpec, Recipe
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ def build_cuda_core(model: str | Path, config: EngineConfig) -> OverlappedCore:
     seconds: dict[str, float] = {}
     with timed("open checkpoint", seconds):
         source = _open(model, config, dtype)
-    check_attention(source.checkpoint, dtype)
+    check_kernels(source.checkpoint, dtype)
     plan = _plan(config, source)
     with timed("load weights", seconds), allocating("weights", source.nbytes):
         checkpoint = source.checkpoint
@@ -88,11 +88,24 @@ def build_cuda_core(model: str | Path, config: EngineConfig) -> OverlappedCore:
     return OverlappedCore(config, scheduler, runner, source.tokenizer, eos_ids, info)
 
 
-def check_attention(checkpoint: Weights, dtype: torch.dtype) -> None:
-    """Refuses a cache or heads that no kernel serves before anything is loaded. Raises NoKernelError."""
-    ATTENTION.select(
-        attention_problem(Target(target.device(), dtype), checkpoint.config, checkpoint.kv_chain)
-    )
+def check_kernels(checkpoint: Checkpoint | DummyCheckpoint, dtype: torch.dtype) -> None:
+    """Refuses a cache, heads or formats that no kernel serves before anything is loaded.
+
+    Raises NoKernelError.
+    """
+    on = Target(target.device(), dtype)
+    ATTENTION.select(attention_problem(on, checkpoint.config, checkpoint.kv_chain))
+    first: dict[LinearSpec, str] = {}
+    for name, (n, k) in checkpoint.config.linears().items():
+        weight = checkpoint.tile(f"{name}.weight").chain
+        if not weight.is_plain:  # floats become `dtype`
+            spec = LinearSpec(n, k, weight, checkpoint.activation(name), on.float_type)
+            first.setdefault(spec, name)
+    for spec, name in first.items():
+        try:
+            LINEAR.select(LinearProblem(on.device, spec))
+        except NoKernelError as error:
+            raise NoKernelError(f"{name}: {error}") from error
 
 
 def _open(model: str | Path, config: EngineConfig, dtype: torch.dtype) -> _Source:
