@@ -44,6 +44,8 @@ def compared(row: dict[str, Any], costs: StepModel) -> dict[str, Any]:
     """Measured over planned for the step, its terms where they were traced, and the prefill where it was."""
     batch, context = row["batch"], row["context"]
     found: dict[str, Any] = {key: row[key] for key in ("system", "precision", "op", "batch", "context")}
+    if "output" in row:
+        found["output"] = row["output"]
     found["step_ms"] = round(row["ms"], 3)
     for how in ("bound", "by_operation", "predicted"):
         planned = costs.decode(how, batch, context).value * 1e3

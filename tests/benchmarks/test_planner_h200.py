@@ -9,6 +9,8 @@ from tessera.planner import StepModel
 
 OFF = 0.15
 """From here on the term that is off is to be calibrated again: notes/2026-11-30-planner.md."""
+LONG = 256
+"""Tokens of output from which a run's time per token is that of its steps: in shorter ones its ends weigh."""
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +31,8 @@ def test_16_bit_steps_and_prefills_of_this_engine_are_predicted_within_15_percen
     ours = [row for row in rows if (row["system"], row["precision"]) == ("tessera", "bf16")]
     assert {row["batch"] for row in ours} >= {1, 8, 64, 256}
     for row in ours:
-        assert row["over_predicted"] == pytest.approx(1, abs=OFF), row
+        if row.get("output", LONG) >= LONG:
+            assert row["over_predicted"] == pytest.approx(1, abs=OFF), row
         assert row.get("prefill_over_predicted", 1) == pytest.approx(1, abs=OFF), row
 
 
