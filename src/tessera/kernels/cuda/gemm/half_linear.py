@@ -1,7 +1,6 @@
 """Linear layers of 16-bit activations and 4-bit weights on CUDA: one launch, by the number of tokens."""
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -9,40 +8,19 @@ from torch import Tensor
 from tessera.kernels.cuda import device
 from tessera.kernels.cuda.arguments import SHORT_NAMES, announce, check_rows, runs_on, upload
 from tessera.kernels.cuda.gemm import half
-from tessera.kernels.cuda.gemm.choose import bucket
 from tessera.kernels.cuda.gemm.half_choose import Choice, plan, split_of
 from tessera.kernels.cuda.gemm.half_weights import HalfWeights, pack, takes
-from tessera.kernels.cuda.gemm.scratch import Scratch, scratch
+from tessera.kernels.cuda.gemm.planned import PlannedLinear
+from tessera.kernels.cuda.gemm.scratch import scratch
 from tessera.kernels.errors import KernelArgumentError
 from tessera.kernels.ops import LinearProblem
-from tessera.kernels.registry import Verdict, no, runs
+from tessera.kernels.registry import Verdict, no
 from tessera.kernels.types import Activation
 from tessera.numerics.qtensor import FLOAT_DTYPES, QTensor
 
 
-@dataclass(frozen=True, eq=False)
-class BoundHalfLinear:
-    """`plan` has a choice for each of BUCKETS; `bias` [N] of `dtype` or None."""
-
-    kernel_id: str
-    weights: HalfWeights
-    bias: Tensor | None
-    dtype: torch.dtype
-    plan: tuple[Choice, ...]
-    scratch: Scratch
-
-    @property
-    def nbytes(self) -> int:
-        return self.weights.nbytes + (0 if self.bias is None else self.bias.nbytes)
-
-    @cached_property
-    def ids(self) -> tuple[str, ...]:
-        """What runs at each of BUCKETS, as `runs` counts it."""
-        return tuple(f"{self.kernel_id}_{choice}" for choice in self.plan)
-
-    def variant(self, tokens: int) -> str:
-        """What runs for `tokens`."""
-        return self.ids[bucket(tokens)]
+class BoundHalfLinear(PlannedLinear[HalfWeights, Choice]):
+    """16-bit rows times packed weights."""
 
     def __call__(self, x: Activation) -> Tensor:
         """Raises KernelArgumentError."""
@@ -53,9 +31,7 @@ class BoundHalfLinear:
         tokens = x.shape[0]
         y = torch.empty((tokens, n), dtype=self.dtype, device=x.device)
         if tokens:
-            at = bucket(tokens)
-            runs[self.ids[at]] += 1
-            choice = self.plan[at]
+            choice = self.counted(tokens)
             split = split_of(choice, n, tokens, device.current().sms)
             half.launch(choice.variant, split, self.weights, x, y, self.bias, self.scratch)
         return y

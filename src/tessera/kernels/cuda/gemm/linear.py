@@ -1,7 +1,6 @@
 """Linear layers of int8 activations and 4- or 8-bit weights on CUDA: one launch, by the number of tokens."""
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -9,41 +8,21 @@ from torch import Tensor
 from tessera.kernels.cuda import device
 from tessera.kernels.cuda.arguments import SHORT_NAMES, announce, runs_on, upload
 from tessera.kernels.cuda.gemm import choose
-from tessera.kernels.cuda.gemm.choose import Choice, bucket
-from tessera.kernels.cuda.gemm.scratch import Scratch, scratch
+from tessera.kernels.cuda.gemm.choose import Choice
+from tessera.kernels.cuda.gemm.planned import PlannedLinear
+from tessera.kernels.cuda.gemm.scratch import scratch
 from tessera.kernels.cuda.gemm.weights import PackedWeights, layout_of, pack
 from tessera.kernels.cuda.gemm.wide import MAX_COLUMNS
 from tessera.kernels.errors import KernelArgumentError
 from tessera.kernels.ops import LinearProblem
-from tessera.kernels.registry import Verdict, no, runs
+from tessera.kernels.registry import Verdict, no
 from tessera.kernels.types import Activation, TiledRows
 from tessera.numerics.qtensor import FLOAT_DTYPES, QTensor
 from tessera.spec import A8
 
 
-@dataclass(frozen=True, eq=False)
-class BoundInt8Linear:
-    """`plan` has a choice for each of BUCKETS; `bias` [N] of `dtype` or None."""
-
-    kernel_id: str
-    weights: PackedWeights
-    bias: Tensor | None
-    dtype: torch.dtype
-    plan: tuple[Choice, ...]
-    scratch: Scratch
-
-    @property
-    def nbytes(self) -> int:
-        return self.weights.nbytes + (0 if self.bias is None else self.bias.nbytes)
-
-    @cached_property
-    def ids(self) -> tuple[str, ...]:
-        """What runs at each of BUCKETS, as `runs` counts it."""
-        return tuple(f"{self.kernel_id}_{choice}" for choice in self.plan)
-
-    def variant(self, tokens: int) -> str:
-        """What runs for `tokens`."""
-        return self.ids[bucket(tokens)]
+class BoundInt8Linear(PlannedLinear[PackedWeights, Choice]):
+    """int8 rows in tiles times packed weights."""
 
     def __call__(self, x: Activation) -> Tensor:
         """Raises KernelArgumentError."""
@@ -52,9 +31,7 @@ class BoundInt8Linear:
         tokens = x.shape[0]
         y = torch.empty((tokens, self.weights.tile.shape[0]), dtype=self.dtype, device=x.codes.device)
         if tokens:
-            at = bucket(tokens)
-            runs[self.ids[at]] += 1
-            choice = self.plan[at]
+            choice = self.counted(tokens)
             choice.family.launch(choice.variant, self.weights, x, y, self.bias, self.scratch)
         return y
 
