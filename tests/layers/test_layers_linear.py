@@ -4,12 +4,15 @@ import pytest
 import torch
 
 from tessera.kernels import cpu
+from tessera.kernels.errors import KernelArgumentError
 from tessera.kernels.types import QuantizedRows
-from tessera.layers.linear import Linear, LinearWeights, SideBySide, fuse
+from tessera.layers.bound import KernelLayers
+from tessera.layers.linear import Linear, LinearWeights, SideBySide, _join_bias, fuse
 from tessera.layers.rows import RMSNorm, SiluMul
 from tessera.layers.target import Target
 from tessera.numerics import plain, quantize, quantize_rows
 from tessera.spec import A8, A32, S8N, Pattern, Recipe, symmetric
+from tiny import quantized, random_tensors, tiny_config
 
 CPU = Target(cpu.device(), torch.float32)
 INT8 = symmetric(S8N, Pattern.channel())
@@ -45,6 +48,24 @@ def test_equal_chains_fuse_into_one_layer_with_the_same_outputs(chain, activatio
     assert isinstance(fused, Linear)
     apart = torch.cat([Linear(CPU, part)(rows()) for part in parts], dim=-1)
     torch.testing.assert_close(fused(rows()), apart, rtol=1e-5, atol=1e-5)
+
+
+def test_biases_join_on_their_device_where_a_part_has_none():
+    with_bias = stored(INT8, A8, bias=True)
+    biases = [None, with_bias.bias.to("meta"), with_bias.bias.to("meta")]
+    joined = _join_bias([LinearWeights(with_bias.weight, bias, A8) for bias in biases])
+    assert joined.device.type == "meta" and joined.shape == (96,)
+
+
+def test_values_a_kernel_refuses_are_told_with_the_layers_name():
+    config = tiny_config(hidden_size=64, intermediate_size=128)
+    checkpoint = quantized(config, random_tensors(config), Recipe.parse("w4a8-g64"))
+    name = "model.layers.1.self_attn.o_proj"
+    weight = checkpoint.qtensors[f"{name}.weight"]
+    weight.params["group_scale"].codes[3], weight.params["group_zero"].codes[3] = 16, 7
+    weight.codes[3] = 15
+    with pytest.raises(KernelArgumentError, match=f"^{name}: row 3, group 0 "):
+        KernelLayers(checkpoint, CPU).linear(name)
 
 
 @pytest.mark.parametrize(

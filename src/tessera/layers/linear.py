@@ -87,12 +87,11 @@ def _join(parts: Sequence[LinearWeights]) -> LinearWeights | None:
 
 def _join_bias(parts: Sequence[LinearWeights]) -> Tensor | None:
     """Biases in a row; a part without one counts as zeros."""
-    if all(part.bias is None for part in parts):
+    like = next((part.bias for part in parts if part.bias is not None), None)
+    if like is None:
         return None
-    sizes = [part.weight.tile.shape[0] for part in parts]
+    rows = [part.weight.tile.shape[0] for part in parts]
+    zeros = like.new_zeros
     return torch.cat(
-        [
-            torch.zeros(n) if part.bias is None else part.bias.float()
-            for n, part in zip(sizes, parts, strict=True)
-        ]
-    )
+        [zeros(n) if part.bias is None else part.bias for n, part in zip(rows, parts, strict=True)]
+    ).float()

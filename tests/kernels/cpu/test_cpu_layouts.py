@@ -67,6 +67,12 @@ def test_protective_range_is_asserted_naming_the_group():
         packed(weight)
 
 
+def test_a_group_scale_of_zero_holds_every_code():
+    weight = quantize(torch.randn(4, 96), CHAINS["w4_progressive"])
+    weight.params["group_scale"].codes[2, 1] = 0
+    assert same(FORMATS["w4_progressive"][0].unpack(packed(weight)), weight)
+
+
 def test_tied_weights_are_packed_once_and_freed():
     weight = quantize(torch.randn(16, 16), CHAINS["w8"])
     first = packed(weight)

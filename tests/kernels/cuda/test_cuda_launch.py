@@ -3,6 +3,7 @@
 import ctypes
 import struct
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -81,6 +82,15 @@ def test_launch_configuration_has_the_drivers_layout() -> None:
     raw = ctypes.string_at(address, 72 * count)
     assert struct.unpack_from("@I4x3I", raw, 0) == (driver.LAUNCH_CLUSTER_DIMENSION, 2, 1, 4)
     assert struct.unpack_from("@I4xi", raw, 72) == (driver.LAUNCH_PROGRAMMATIC_STREAM_SERIALIZATION, 1)
+
+
+@pytest.mark.parametrize(("sm", "attributes"), [(80, 0), (89, 0), (90, 1)])
+def test_only_hopper_is_asked_for_dependent_launches(
+    monkeypatch: pytest.MonkeyPatch, sm: int, attributes: int
+) -> None:
+    monkeypatch.setattr(device, "current", lambda: SimpleNamespace(sm=sm))
+    config = Kernel(arguments().inst, "i", 0)._configure((1, 32, 0, True, None, 0), (5,))
+    assert launch._CONFIG.unpack(ctypes.string_at(config.address, 56))[-1] == attributes
 
 
 @pytest.mark.gpu

@@ -126,7 +126,7 @@ def check_protective_range(weight: QTensor) -> None:
         return
     scale, zero = (weight.params[n].codes.int() for n in ("group_scale", "group_zero"))
     pattern = weight.chain.steps[0].pattern
-    low, high = code_bounds(scale, zero)
+    low, high = code_bounds(scale.clamp(min=1), zero)  # a scale of 0 makes 0 of every code
     least, most = (reduce_blocks(weight.codes, pattern, f) for f in (torch.amin, torch.amax))
     bad = ((least < low) | (most > high)).nonzero()
     if len(bad):

@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 SYNC_LAUNCH = os.environ.get("TESSERA_SYNC_LAUNCH") == "1"
 EXTRA_OPTIONS = tuple(os.environ.get("TESSERA_NVRTC_OPTIONS", "").split())
 _DEFAULT_SMEM = 48 * 1024
+_DEPENDENT_LAUNCH_SM = 90  # first compute capability on which a kernel may start before another has ended
 _INVALID_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
 _NUMBERS = (int, float)
 _PLAIN = (int, float, bytes)
@@ -88,8 +89,8 @@ class Kernel:
 
         `args` follow the signature: a pointer is an int address or a CUDA tensor, a tensor map is 128 bytes.
         `smem` is dynamic shared memory in bytes. `pdl` lets the launch start before its predecessor in the
-        stream has ended; the kernel must then wait with `griddepcontrol.wait` before it touches anything
-        mutable.
+        stream has ended, on devices that can; the kernel must then wait with `griddepcontrol.wait` before it
+        touches anything mutable.
         `cluster` is in blocks.
 
         Raises TypeError (arguments), CaptureCompileError, LaunchError and whatever compiling raises.
@@ -122,7 +123,9 @@ class Kernel:
         self._examine(args)
         if len(self._configs) == _MAX_SHAPES:
             self._configs.clear()
-        config = self._configs[shape] = _Config(*shape)
+        grid, block, smem, pdl, cluster, stream = shape
+        pdl = pdl and device.current().sm >= _DEPENDENT_LAUNCH_SM
+        config = self._configs[shape] = _Config(grid, block, smem, pdl, cluster, stream)
         return config
 
     def _pack_checked(self, args: tuple[Any, ...]) -> None:

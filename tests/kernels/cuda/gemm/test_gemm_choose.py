@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.kernels.cuda.gemm import choose, wide
-from tessera.kernels.cuda.gemm.choose import BUCKETS, FAMILIES, Machine, Product
+from tessera.kernels.cuda.gemm.choose import BUCKETS, FAMILIES, Machine, Product, bucket
 from tessera.kernels.cuda.gemm.measured import MEASURED
 from tessera.kernels.cuda.gemm.scratch import COUNTERS, PARTS
 from tessera.kernels.cuda.gemm.weights import FORMATS, Format
@@ -15,6 +15,13 @@ from tessera.kernels.cuda.gemm.weights import FORMATS, Format
 H200 = Machine("unmeasured H200", 132, 4.5e6, 4096, 2500, 1780)
 
 forms = st.sampled_from(FORMATS)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "served"), [(1, 1), (2, 8), (8, 8), (9, 16), (16384, 16384), (10**6, 16384)]
+)
+def test_token_counts_take_the_choice_of_the_next_bucket(tokens: int, served: int) -> None:
+    assert BUCKETS[bucket(tokens)] == served
 
 
 @given(form=forms, n=st.integers(1, 130000), k=st.integers(1, 65793))

@@ -24,9 +24,11 @@ def problem(weight: Chain, k: int = 4096, **changes: object) -> LinearProblem:
     }))  # fmt: skip
 
 
+@pytest.mark.parametrize("ragged", [False, True])
 @pytest.mark.parametrize("name", ["w4a8-g32", "w4a8-g64", "qoq-g128", "w4a8-chn", "w8a8-chn"])
-def test_the_registry_finds_it(name: str) -> None:
-    spec = LinearSpec(64, 4096, Recipe.parse(name).weight_chain(), A8, BF16)
+def test_the_registry_finds_it(name: str, ragged: bool) -> None:
+    ragged = ragged and not name.endswith("chn")
+    spec = LinearSpec(64, 4072 if ragged else 4096, Recipe.parse(name, ragged).weight_chain(), A8, BF16)
     assert isinstance(LINEAR.select(LinearProblem(H200, spec)), CudaInt8Linear)
 
 

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.kernels.cuda.gemm.weights import BYTES, CHANNELS, GROUPS, PackedWeights
+from tessera.kernels.cuda.gemm.weights import BYTES, CHANNELS, GROUPS, PackedWeights, pack
 from tessera.kernels.cuda.tiled_rows import STEP, tile_rows, untile_rows
 from tessera.kernels.errors import KernelArgumentError
 from tessera.kernels.registry import Layout
@@ -59,6 +59,7 @@ def operand(packed: PackedWeights, row: int, column: int) -> int:
 
 CHAINS = {
     **{f"g{g}": (GROUPS, progressive(Pattern.blocks(1, g))) for g in (32, 64, 128)},
+    "ragged": (GROUPS, progressive(Pattern.blocks(1, 128, ragged=True))),
     "chn": (CHANNELS, Recipe.parse("w4a8-chn").weight_chain()),
     "w8": (BYTES, Recipe.parse("w8a8").weight_chain()),
 }
@@ -68,6 +69,8 @@ CHAINS = {
 @pytest.mark.parametrize(("n", "k"), [(64, 128), (70, 384), (130, 128)])
 def test_unpack_is_the_inverse_and_the_operand_is_as_described(name: str, n: int, k: int) -> None:
     layout, chain = CHAINS[name]
+    if name == "ragged":
+        k += 40
     weight = random_weight(n, k, chain)
     packed = layout.pack(weight)
     back = layout.unpack(packed)
@@ -77,7 +80,7 @@ def test_unpack_is_the_inverse_and_the_operand_is_as_described(name: str, n: int
     integers = weight.codes.int()
     if packed.group:
         spread = [
-            weight.params[p].codes.int().repeat_interleave(packed.group, 1)
+            weight.params[p].codes.int().repeat_interleave(packed.group, 1)[:, :k]
             for p in ("group_scale", "group_zero")
         ]
         integers = (integers - spread[1]) * spread[0]
@@ -96,14 +99,43 @@ def test_padding_never_borrows_from_its_neighbours() -> None:
     assert min(values) >= 0 and max(values) <= 255
 
 
-def test_codes_outside_int8_are_refused_with_their_place() -> None:
+@pytest.mark.parametrize(("zero", "code"), [(7, 15), (9, 0)])
+def test_codes_outside_int8_are_refused_with_their_place(zero: int, code: int) -> None:
     chain = progressive(Pattern.blocks(1, 128))
     weight = random_weight(64, 256, chain)
     weight.params["group_scale"].codes[3, 1] = 16
-    weight.params["group_zero"].codes[3, 1] = 7
-    weight.codes[3, 200] = 15
-    with pytest.raises(KernelArgumentError, match=r"row 3, group 1 .* scale 16 and zero point 7"):
+    weight.params["group_zero"].codes[3, 1] = zero
+    weight.codes[3, 128:] = zero
+    weight.codes[3, 200] = code
+    with pytest.raises(KernelArgumentError, match=f"row 3, group 1 .* scale 16 and zero point {zero}"):
         GROUPS.pack(weight)
+
+
+def test_a_weight_is_packed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(QTensor, "to", lambda weight, device: weight)
+    weight, other = (random_weight(64, 128, CHAINS["w8"][1], seed) for seed in (0, 1))
+    assert pack(weight) is pack(weight)
+    same_codes = pack(QTensor(weight.tile, weight.codes, other.params))
+    assert torch.equal(same_codes.scale[:, None].half(), other.params["scale"].codes)
+
+
+@given(step=st.integers(0, 255), zero=st.integers(0, 15))
+def test_parameters_are_refused_or_come_back(step: int, zero: int) -> None:
+    """Codes near the zero point fit int8 whatever the scale, but b = 255 - z s has to fit a byte."""
+    weight = random_weight(64, 128, progressive(Pattern.blocks(1, 128)))
+    weight.params["group_scale"].codes[5] = step
+    weight.params["group_zero"].codes[5] = zero
+    weight.codes[5] = zero
+    if step == 0 or step * zero > 255:
+        with pytest.raises(
+            KernelArgumentError, match=f"row 5, group 0 .* scale {step} and zero point {zero}"
+        ):
+            GROUPS.pack(weight)
+    else:
+        packed = GROUPS.pack(weight)
+        assert [operand(packed, 5, c) for c in range(8)] == [128] * 8
+        back = GROUPS.unpack(packed)
+        assert all(torch.equal(back.params[name].codes, p.codes) for name, p in weight.params.items())
 
 
 @given(tokens=st.integers(1, 40), columns=st.integers(1, 300), seed=st.integers(0, 9))

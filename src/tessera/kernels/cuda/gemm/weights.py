@@ -93,19 +93,21 @@ class PackedWeights:
 
 
 def pack_groups(weight: QTensor) -> PackedWeights:
-    """QoQ's two levels. Raises KernelArgumentError where a code leaves int8 (`code_bounds`)."""
+    """QoQ's two levels. Raises KernelArgumentError where a code leaves int8 (`code_bounds`), or the b of a
+    group a byte.
+    """
     group = group_of(weight.chain)
     assert group is not None
-    step, zero = (_pad_rows(weight.params[name].codes) for name in ("group_scale", "group_zero"))
+    step, zero = (weight.params[name].codes for name in ("group_scale", "group_zero"))
+    _check_parameters(weight, step, zero)
+    step, zero = _pad_rows(step), _pad_rows(zero)
     per_tile = STEP // group
     missing = -step.shape[1] % per_tile
-    step, zero = F.pad(step, (0, missing), value=1), F.pad(zero, (0, missing))
-    step = step.clamp(min=1)  # rows from N on
+    step, zero = F.pad(step, (0, missing)).clamp(min=1), F.pad(zero, (0, missing))
     codes = _pad_rows(weight.codes)
     # A missing column holds the zero point, which every group may.
     columns = zero.repeat_interleave(group, 1)
     columns[:, : codes.shape[1]] = codes
-    columns[weight.shape[0] :] = 0
     _check_codes(weight, columns, step, zero, group)
     pairs = torch.stack((step, (_BIAS - zero.int() * step).to(torch.uint8)), -1)  # [N, groups, 2]
     # Rows 16 w + 8 second + g, groups of each tile -> [N / 64, K / 128, group of the tile, w, g, second, 2]
@@ -196,11 +198,12 @@ def pack(weight: QTensor) -> PackedWeights:
     """
     layout = layout_of(weight.chain)
     assert layout is not None, weight.chain
-    held: PackedWeights | None = _packed.get(weight.codes)  # type: ignore[no-untyped-call]
-    if held is None:
+    params, held = _packed.get(weight.codes, (None, None))  # type: ignore[no-untyped-call]
+    if params is not weight.params:
         held = layout.pack(weight.to("cuda"))
-        _packed[weight.codes] = held
-    return held
+        _packed[weight.codes] = weight.params, held
+    packed: PackedWeights = held
+    return packed
 
 
 _packed: Final = WeakTensorKeyDictionary()
@@ -226,6 +229,18 @@ def _untile_nibbles(tiles: Tensor) -> Tensor:
     halves = torch.stack((tiles & 15, tiles >> 4), -1)
     codes = halves.view(*tiles.shape[:2], 2, 4, 8, 4, 2, 2, 4, 2)
     return codes.permute(0, 3, 7, 4, 1, 2, 6, 9, 5, 8).reshape(n, k)
+
+
+def _check_parameters(weight: QTensor, step: Tensor, zero: Tensor) -> None:
+    """Lanes of a word carry into each other where b = 255 - z s is negative; a scale of 0 loses z."""
+    bad = (step == 0) | (step.int() * zero > _BIAS)
+    if bool(bad.any()):
+        row, column = (int(i) for i in bad.nonzero()[0])
+        s, z = int(step[row, column]), int(zero[row, column])
+        raise KernelArgumentError(
+            f"row {row}, group {column} of a weight {tuple(weight.shape)}: scale {s} and zero point {z}; "
+            f"taken are scales of 1 or more whose product with the zero point is at most {_BIAS}"
+        )
 
 
 def _check_codes(weight: QTensor, codes: Tensor, step: Tensor, zero: Tensor, group: int) -> None:
