@@ -1,25 +1,33 @@
 """Plans against measurements on one H200: decode steps and prefills of this engine and of vLLM.
 
-    python benchmarks/planner_h200.py           # table, and benchmarks/results/planner_h200.json
+    python benchmarks/planner_h200.py                # tables, and benchmarks/results/planner_h200.json
+    python benchmarks/planner_h200.py --calibrate    # first make src/tessera/hardware/kernels.json anew
 
-Reads SOURCES in benchmarks/results; needs no GPU. Every row says how far off each answer of the planner is:
-`bound` (all bytes or all products), `by_operation`, `predicted`; and for traced steps of this engine how far
-off each term of the prediction is.
+Reads what is in benchmarks/results, this engine's in `e2e*_h200.json`; needs no GPU. Every row says how far
+off each answer of the planner is: `bound` (all bytes or all products), `by_operation`, `predicted`; and for
+traced steps of this engine how far off each operation of the prediction is.
 """
 
+import argparse
 import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tessera.hardware import find_device
+from planner_calibration import calibrated, operation_us, whole
+from tessera.hardware import Device, find_device, kernel_costs
+from tessera.hardware.kernels import FILE
 from tessera.planner import MODELS, Precision, StepModel, precision_of
 
 RESULTS = Path(__file__).parent / "results"
-SOURCES = ("e2e_h200", "e2e_w4a8_h200", "vllm_h200")
 MODEL = MODELS["llama-3-8b"]
-PRODUCTS_PER_LAYER = 4
+
+
+def sources() -> dict[str, Any]:
+    """Contents of the files of measured steps, by name."""
+    paths = [*sorted(RESULTS.glob("e2e*_h200.json")), RESULTS / "vllm_h200.json"]
+    return {path.name: json.loads(path.read_text()) for path in paths}
 
 
 def precision(name: str) -> Precision:
@@ -31,13 +39,17 @@ def precision(name: str) -> Precision:
 
 def measured() -> Iterator[dict[str, Any]]:
     """Rows with precision (of this engine: bf16 or a recipe), batch, mean context, milliseconds of a step."""
-    for name in SOURCES:
-        for row in json.loads((RESULTS / f"{name}.json").read_text())["rows"]:
+    for data in sources().values():
+        for row in data["rows"]:
             row = {"precision": row.get("recipe", "bf16")} | row
             if row["op"] == "decode_step":
                 yield row | {"ms": row["step_us"] / 1e3}
             elif row["op"] == "generate":
                 yield row | {"context": row["prompt"] + row["output"] / 2, "ms": row["tpot_ms"]}
+
+
+def model_of(row: dict[str, Any], device: Device) -> StepModel:
+    return StepModel(MODEL, device, precision(row["precision"]))
 
 
 def compared(row: dict[str, Any], costs: StepModel) -> dict[str, Any]:
@@ -61,42 +73,62 @@ def compared(row: dict[str, Any], costs: StepModel) -> dict[str, Any]:
 
 
 def terms(row: dict[str, Any], costs: StepModel) -> dict[str, Any]:
-    """Microseconds planned and measured over planned: products, attention, and all else with the gaps."""
-    fixed, layers = costs.device.kernel_seconds, costs.model.layers
-    step = costs.decode("predicted", row["batch"], row["context"])
-    products = step.at(context=0) - step.inputs["kernels"] * fixed
-    products -= row["batch"] * costs.activations / costs.device.bandwidth
-    attention = step.value - step.at(context=0)
-    planned = {
-        "products": products + (PRODUCTS_PER_LAYER * layers + 1) * fixed,
-        "attention": attention + layers * fixed,
+    """Microseconds of each operation, measured and planned; `ends` is what is left, gaps with it. A trace is
+    not `whole` where some of its sequences cannot have been there.
+    """
+    planned = costs.operations(row["batch"], row["context"])
+    operations = {
+        name: {"us": round(us, 1), "planned_us": round(1e6 * planned[name].value, 1)}
+        for name, us in operation_us(row).items()
+        if name in planned
     }
-    planned["rest"] = step.value - sum(planned.values())
-    got = {"products": row["gemm_us"], "attention": row["attention_us"]}
-    got["rest"] = row["step_us"] - sum(got.values())
+    attention = operations["attention"]
+    planned_us = sum(o["planned_us"] for o in operations.values()) - attention["planned_us"]
     return {
-        name: value
-        for term, seconds in planned.items()
-        for name, value in (
-            (f"{term}_us", round(got[term], 1)),
-            (f"planned_{term}_us", round(seconds * 1e6, 1)),
-            (f"{term}_over_planned", round(got[term] / (seconds * 1e6), 3)),
-        )
+        "operations": operations,
+        "whole": whole(row, costs),
+        "over_predicted_but_attention": round((row["step_us"] - attention["us"]) / planned_us, 3),
     }
 
 
-def main() -> None:
-    device = find_device("h200")
-    rows = [compared(row, StepModel(MODEL, device, precision(row["precision"]))) for row in measured()]
+def calibrate(device: Device) -> None:
+    """Write what the measurements say that kernels cost to where plans read it."""
+    timed = json.loads((RESULTS / "gemm_h200.json").read_text())
+    ours = {name: data for name, data in sources().items() if name.startswith("e2e")}
+    source = f"benchmarks/planner_h200.py --calibrate: {', '.join(ours)}, gemm_h200.json"
+    date = max(data["date"] for data in [*ours.values(), timed])
+    for _ in range(2):  # shares of a prefill are of what the other costs leave
+        steps = [(row, model_of(row, device)) for row in measured() if row["system"] == "tessera"]
+        FILE.write_text(json.dumps(calibrated(steps, timed["rows"], date[:10], source), indent=1) + "\n")
+        kernel_costs.cache_clear()
+
+
+def show(rows: list[dict[str, Any]]) -> None:
     header = ("system", "precision", "op", "batch", "context", "step_ms", "over_bound", "over_by_operation",
               "over_predicted", "prefill_over_predicted")  # fmt: skip
     print(" | ".join(header))
     for row in rows:
         print(" | ".join(str(row.get(name, "")) for name in header))
+    print("\nmeasured / planned, µs of a traced step")
+    for row in rows:
+        if "operations" in row:
+            parts = (f"{k} {v['us']:.0f} / {v['planned_us']:.0f}" for k, v in row["operations"].items())
+            note = "" if row["whole"] else " (sequences are missing)"
+            print(f"{row['precision']}, batch {row['batch']}{note}: {', '.join(parts)}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--calibrate", action="store_true", help=f"write {FILE.name} anew")
+    device = find_device("h200")
+    if parser.parse_args().calibrate:
+        calibrate(device)
+    rows = [compared(row, model_of(row, device)) for row in measured()]
+    show(rows)
     data = {
         "machine": {"name": "NVIDIA H200"},
-        "versions": {"measurements": "as in " + ", ".join(f"{name}.json" for name in SOURCES)},
-        "date": max(json.loads((RESULTS / f"{n}.json").read_text())["date"] for n in SOURCES),
+        "versions": {"measurements": "as in " + ", ".join(sources())},
+        "date": max(data["date"] for data in sources().values()),
         "rows": rows,
     }
     (RESULTS / "planner_h200.json").write_text(json.dumps(data, indent=1) + "\n")

@@ -1,12 +1,15 @@
 """Devices by name, custom devices, measured overrides."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
 from tessera.hardware import (
+    FAMILIES,
     GPUS,
+    KERNEL_SECONDS,
+    KINDS,
     CustomDeviceError,
     HardwareFileError,
     Measured,
@@ -15,7 +18,10 @@ from tessera.hardware import (
     apply_measured,
     device_of_product,
     find_device,
+    kernel_costs,
+    read_kernel_costs,
     read_measured,
+    relative_cost,
     save_measured,
     shipped_measurements,
 )
@@ -256,3 +262,51 @@ def test_apply_measured_without_bandwidth_is_no_measured_device():
     device = apply_measured(GPUS["l4"], Measured("gpu", "x", peaks={"int8": 1e14}))
     assert not device.measured
     assert device.source("bandwidth") == GPUS["l4"].source("bandwidth")
+
+
+def test_costs_of_kernels_ship_for_every_kind():
+    costs = kernel_costs()
+    assert costs.seconds.keys() == set(KINDS)
+    assert costs.products.keys() == set(FAMILIES)
+    assert "e2e_h200.json" in costs.source
+    assert all(0 <= seconds < 1e-4 for seconds in costs.seconds.values())
+    for products in costs.products.values():
+        shares = (products.bandwidth, products.compute, products.prefill)
+        assert all(0.3 < share <= 1 for share in shares)
+        assert 0 <= products.exposed <= 1
+
+
+def test_kernels_cost_multiples_of_the_device_s_and_all_the_same_on_a_processor():
+    gpu = find_device("a100")
+    assert relative_cost("attention", gpu) * KERNEL_SECONDS == kernel_costs().seconds["attention"]
+    assert relative_cost("product:int8", gpu) * KERNEL_SECONDS == kernel_costs().products["int8"].seconds
+    cpu = replace(gpu, kind="cpu")
+    assert relative_cost("attention", cpu) == relative_cost("product:int8", cpu) == 1
+
+
+def shipped_costs():
+    costs = kernel_costs()
+    products = {family: asdict(found) for family, found in costs.products.items()}
+    return {"version": 1, "source": "", "date": "", "seconds": dict(costs.seconds), "products": products}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda raw: raw.pop("seconds"),
+        lambda raw: raw["seconds"].pop("norm"),
+        lambda raw: raw["seconds"].update(norm="2 us"),
+        lambda raw: raw["seconds"].update(norm=-1e-6),
+        lambda raw: raw["products"]["int8"].pop("filled"),
+        lambda raw: raw["products"].pop("mixed"),
+        lambda raw: raw.update(version=2),
+    ],
+)
+def test_a_damaged_file_of_kernel_costs_is_named(tmp_path, damage):
+    raw, path = shipped_costs(), tmp_path / "kernels.json"
+    path.write_text(json.dumps(raw))
+    assert read_kernel_costs(path).products == kernel_costs().products
+    damage(raw)
+    path.write_text(json.dumps(raw))
+    with pytest.raises(HardwareFileError, match=r"kernels\.json"):
+        read_kernel_costs(path)

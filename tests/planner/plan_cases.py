@@ -1,13 +1,29 @@
 """Random models, devices and settings for tests of the planner."""
 
+import json
+from contextlib import contextmanager
 from dataclasses import replace
 
+import pytest
 from hypothesis import strategies as st
 
-from tessera.hardware import GPUS
+from tessera.hardware import GPUS, kernel_costs, kernels
 from tessera.planner import ModelShape, Setting, StepModel, Workload, precision_of
 
 RECIPES = ("bf16", "w4a16-g128", "w8a8-chn", "w4a8-g128", "qoq-g128", "w4a16kv4-g128", "w8a8kv8", "fp8")
+
+
+@contextmanager
+def kernel_costs_of(path, seconds, products):
+    """Plans take these costs of kernels, written to `path`, for those that ship."""
+    path.write_text(
+        json.dumps({"version": 1, "source": "a test", "date": "", "seconds": seconds, "products": products})
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "FILE", path)
+        kernel_costs.cache_clear()
+        yield
+    kernel_costs.cache_clear()
 
 
 @st.composite

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from planner.plan_cases import settings
-from tessera.hardware import GPUS, UnknownDeviceError, find_device
+from planner.plan_cases import kernel_costs_of, settings
+from tessera.hardware import FAMILIES, GPUS, KINDS, UnknownDeviceError, find_device
 from tessera.planner import (
     LEVERS,
     MODELS,
@@ -46,6 +46,18 @@ LECTURE = Setting(
 ALL = frozenset(LEVERS)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def kernels_of_all_formats_are_alike(tmp_path_factory):
+    """Verdicts here are of formats: what their kernels have come to reach is another matter, and changes."""
+    each = {"seconds": 2e-6, "filled": 0, "bandwidth": 0.9, "compute": 0.9, "exposed": 0, "prefill": 0.8}
+    with kernel_costs_of(
+        tmp_path_factory.mktemp("alike") / "kernels.json",
+        dict.fromkeys(KINDS, 2e-6) | {"rows_int8": 0},
+        dict.fromkeys(FAMILIES, each),
+    ):
+        yield
+
+
 def setting_of(model, device, workload):
     load = workload_of(workload)
     return Setting(StepModel(MODELS[model], find_device(device), precision_of("bf16")), load.context, load)
@@ -72,7 +84,7 @@ def test_the_table_s_numbers():
     found = table(LECTURE)
     low, large, prefill = found.values()
     assert low["W4"].gain.value > 2.5  # toward the 3.9 of bytes alone
-    assert low["A8"].gain.value == pytest.approx(1)
+    assert low["A8"].gain.value == pytest.approx(1, abs=1e-3)  # rows of one byte instead of two
     assert large["KV4"].gain.value > 3
     assert large["KV4"].gain.value > 2 * large["W4"].gain.value
     assert prefill["A8"].gain.value == pytest.approx(2, rel=0.1)

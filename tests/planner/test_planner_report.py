@@ -63,7 +63,7 @@ def structure(document):
 
 def test_it_holds_three_plots_and_every_table(document, structure):
     assert structure.tags.count("svg") == PLOTS
-    assert structure.tags.count("table") == 5  # regimes, summary, verdicts, compared, fleet
+    assert structure.tags.count("table") == 6  # regimes, summary, operations, verdicts, compared, fleet
     for title in (
         "Roofline of h200",
         "Sequences that fit",

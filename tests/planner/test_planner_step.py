@@ -8,7 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from planner.plan_cases import settings
-from tessera.hardware import GPUS
+from tessera.hardware import GPUS, find_device, kernel_costs
 from tessera.planner import (
     MODELS,
     Efficiency,
@@ -295,7 +295,8 @@ def test_a_chain_of_one_s_own_runs_through_a_whole_plan():
 @pytest.mark.parametrize("batch", [1, 8, 64])
 def test_a_processor_reads_and_multiplies_in_turn(batch):
     """Its cores do both; a GPU's memory and matrix units work at the same time."""
-    gpu = replace(GPUS["h200"], bandwidth=2e10, peaks={"int8": 1e12, "bf16": 2e11}, sms=0)
+    slow = {"bandwidth": 2e10, "peaks": {"int8": 1e12, "bf16": 2e11}, "sms": 0}
+    gpu = replace(GPUS["h200"], **slow, kernel_seconds=0.0)
     shape, precision = MODELS["smollm2-135m"], precision_of("w4a8kv4-g64")
     reached = Efficiency(1.0, 1.0, 1.0, 1.0)
     apart = StepModel(shape, replace(gpu, kind="cpu"), precision, efficiency=reached)
@@ -304,9 +305,54 @@ def test_a_processor_reads_and_multiplies_in_turn(batch):
     multiplied = 2 * batch * float(active_parameters(shape)) / 1e12
     difference = apart.decode("predicted", batch, 100).value - together.decode("predicted", batch, 100).value
     assert difference == pytest.approx(read + multiplied - max(read, multiplied))
-    fixed = apart.kernels * gpu.kernel_seconds
-    assert apart.prefill(64).value == pytest.approx(
-        apart.prefill(64).at(kernel_seconds=0.0, weights=0.0)
-        + apart.prefill(64).inputs["weights"] / 2e10
-        + fixed
+    cpu = replace(gpu, kind="cpu", kernel_seconds=1e-5)
+    prefill = StepModel(shape, cpu, precision, efficiency=reached).prefill(64)
+    assert prefill.value == pytest.approx(
+        prefill.at(kernel_seconds=0.0, weights=0.0) + prefill.inputs["weights"] / 2e10 + apart.kernels * 1e-5
     )
+
+
+@given(settings(), st.integers(1, 4000), st.floats(1, 50_000))
+def test_operations_add_up_to_the_predicted_step(setting, batch, context):
+    parts = setting.step.operations(batch, context)
+    assert {"products", "attention", "norms", "rotary", "activation", "ends"} <= parts.keys()
+    assert ("int8_rows" in parts) == (setting.precision.compute == "int8")
+    whole = setting.step.decode("predicted", batch, context).value
+    assert sum(part.value for part in parts.values()) == pytest.approx(whole)
+
+
+def test_a_step_of_int8_layers_by_hand():
+    """Bytes over bandwidth, operations over peak, and what each of 10 kernels a layer costs."""
+    shape, device, costs = MODELS["llama-3-8b"], find_device("h200"), kernel_costs()
+    parts = StepModel(shape, device, precision_of("w4a8-chn")).operations(32, 1000)
+    int8, read = costs.products["int8"], float(streamed_bytes(shape, precision_of("w4a8-chn"))) / 4.5e12
+    multiplied = 2 * 32 * float(active_parameters(shape)) / device.peak("int8")
+    fixed = 129 * (int8.seconds + int8.filled / 2)
+    longer, shorter = max(read / int8.bandwidth, multiplied), min(read / int8.bandwidth, multiplied)
+    expected = longer + int8.exposed * shorter + fixed
+    assert int8.compute == 1
+    assert parts["products"].value == pytest.approx(expected)
+    attention = 32 * 1000 * 2 * 2 * 32 * 1024 / 4.5e12 + 32 * costs.seconds["attention"]
+    assert parts["attention"].value == pytest.approx(attention)
+    norms = 65 * costs.seconds["norm_int8"] + 32 * 64 * 7 * 4096 / 4.5e12
+    assert parts["norms"].value == pytest.approx(norms)
+
+
+def test_a_device_on_which_kernels_take_longer_has_them_all_longer():
+    shape, precision = MODELS["llama-3-8b"], precision_of("w4a8-g128")
+    once, twice = (
+        StepModel(shape, find_device(text), precision).decode("predicted", 64, 1).value
+        for text in ("h200", "custom:from=h200,kernel_seconds=4.3")
+    )
+    none = StepModel(shape, replace(find_device("h200"), kernel_seconds=0.0), precision)
+    assert twice - once == pytest.approx(once - none.decode("predicted", 64, 1).value)
+
+
+def test_a_measured_prefill_is_its_products_and_what_lies_between_them():
+    model = StepModel(MODELS["llama-3-8b"], find_device("h200"), precision_of("w4a8-g128"))
+    found, share = model.prefill(2048), kernel_costs().products["int8"].prefill
+    products = model.prefill(2048, efficiency=share).value
+    moved = sum(part.inputs[f"{name}_bytes"] for name, part in model.operations(1, 1).items()
+                if name in ("norms", "rotary", "int8_rows", "activation"))  # fmt: skip
+    kernels = model.kernels * 2.15e-6 + 129 * kernel_costs().products["int8"].filled
+    assert found.value == pytest.approx(products + 2048 * moved / 4.5e12 + kernels)

@@ -11,11 +11,23 @@ from tessera.hardware.errors import (
     UnknownDeviceError,
 )
 from tessera.hardware.find import device_of_product, find_device, shipped_measurements
+from tessera.hardware.kernels import (
+    FAMILIES,
+    KERNEL_SECONDS,
+    KINDS,
+    TILE,
+    KernelCosts,
+    ProductCosts,
+    kernel_costs,
+    read_kernel_costs,
+    relative_cost,
+)
 from tessera.hardware.measured import Measured, apply_measured, default_path, read_measured, save_measured
 from tessera.hardware.table import GPUS
 
 __all__ = [
-    "GPUS", "PEAK_TYPES", "CustomDeviceError", "Device", "HardwareFileError", "Measured", "MissingPeakError",
-    "UnknownDeviceError", "apply_measured", "default_path", "device_of_product", "find_device",
-    "read_measured", "save_measured", "shipped_measurements",
+    "FAMILIES", "GPUS", "KERNEL_SECONDS", "KINDS", "PEAK_TYPES", "TILE", "CustomDeviceError", "Device",
+    "HardwareFileError", "KernelCosts", "Measured", "MissingPeakError", "ProductCosts", "UnknownDeviceError",
+    "apply_measured", "default_path", "device_of_product", "find_device", "kernel_costs", "read_kernel_costs",
+    "read_measured", "relative_cost", "save_measured", "shipped_measurements",
 ]  # fmt: skip

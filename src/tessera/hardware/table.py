@@ -5,6 +5,7 @@ from types import MappingProxyType
 from typing import Final
 
 from tessera.hardware.device import Device
+from tessera.hardware.kernels import KERNEL_SECONDS
 
 _GIGA: Final = 1e9
 _TERA: Final = 1e12
@@ -12,10 +13,6 @@ _TERA: Final = 1e12
 NVLINK_LATENCY: Final = 2e-6
 PCIE_LATENCY: Final = 8e-6
 """One small message between two GPUs of a host: typical values, not from a data sheet."""
-
-
-KERNEL_SECONDS: Final = 2.15e-6
-"""One more kernel in a CUDA graph, as measured on an H200; stands for cards that nobody measured."""
 
 
 @dataclass(frozen=True, slots=True)

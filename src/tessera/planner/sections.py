@@ -87,7 +87,7 @@ def step(setting: Setting, batch: int) -> Section:
         section[time.name] = time
         section[f"throughput{suffix}"] = rate
         section[f"cost{suffix}"] = roofline.cost(rate, setting.price, costs.tp)
-    return section
+    return section | {f"predicted_{k}": v for k, v in costs.operations(batch, context).items()}
 
 
 def other_convention(setting: Setting, batch: int | None) -> Section:

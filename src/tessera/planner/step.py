@@ -13,19 +13,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, Literal
 
-from tessera.hardware import Device
+from tessera.hardware import KERNEL_SECONDS, TILE, Device, kernel_costs, relative_cost
 from tessera.planner.board import SCHEMES, Scheme, scheme_time
 from tessera.planner.memory import active_parameters, bytes_by_role, kv_bytes_per_token, read_formula
 from tessera.planner.model_shape import ModelShape
+from tessera.planner.operations import PRODUCTS_PER_LAYER, Operation, between_products, family_of
 from tessera.planner.parallel import ALL_REDUCE, check_groups, check_link, check_split, kv_share
 from tessera.planner.precision import KvParams, Precision
 from tessera.planner.quantity import Quantity, quantity
 
 How = Literal["bound", "by_operation", "predicted"]
-
-KERNELS_PER_LAYER: Final = 10
-KERNELS_PER_STEP: Final = 10
-"""Kernels of a decode step of this package's engine: in each layer, and around them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,20 +32,26 @@ class Efficiency:
     products   of the bandwidth, by linear layers bound by memory
     attention  of the bandwidth, by decode attention
     compute    of the peak, by linear layers bound by operations
-    prefill    of the peak, by a whole prefill
+    prefill    of the peak, by products and attention of a prefill
+    exposed    of linear layers' bytes and operations, the share of the shorter that the longer does not hide
     """
 
     products: float
     attention: float
     compute: float
     prefill: float
+    exposed: float = 0.0
 
 
-OF_MEASURED: Final = Efficiency(products=0.92, attention=0.93, compute=0.90, prefill=0.82)
-"""Of what the best simple kernel reached on the same device: this package's engine on one H200."""
+OF_PROCESSOR: Final = Efficiency(products=0.92, attention=0.93, compute=0.90, prefill=0.82)
+"""Of what the best simple kernel reached there: 2 cores with AVX-512 VNNI."""
 
-OF_DATA_SHEET: Final = Efficiency(products=0.86, attention=0.87, compute=0.70, prefill=0.50)
-"""Of a data sheet's values: the same engine and card; for prefill the lecture's half."""
+SHEET_BANDWIDTH: Final = 4.5 / 4.8
+SHEET_PEAK: Final = 739 / 989
+"""Of a data sheet's values, what an H200's best simple kernel reached: reads, and bf16 products."""
+
+SHEET_PREFILL: Final = 0.50
+"""Of a data sheet's peak, by a whole prefill: the lecture's half."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +60,8 @@ class StepModel:
 
     dequant     how 4-bit weights are unpacked
     hidden      whether unpacking overlaps with memory traffic and products; otherwise it adds to them
-    efficiency  for predictions; None: what was measured on an H200, of measured or data sheet values as the
-                device has them
+    efficiency  for predictions; None: what kernels were measured to reach, of measured or data sheet values
+                as the device has them
 
     Raises PlanError where the heads do not divide among the devices, GroupSizeError where a group would be
     cut.
@@ -82,7 +85,20 @@ class StepModel:
     @cached_property
     def reached(self) -> Efficiency:
         """Shares of bandwidth and peaks that predictions use."""
-        return self.efficiency or (OF_MEASURED if self.device.measured else OF_DATA_SHEET)
+        if self.efficiency:
+            return self.efficiency
+        if self._in_turn:
+            return OF_PROCESSOR
+        costs = kernel_costs().products[family_of(self.precision)]
+        if self.device.measured:
+            return Efficiency(costs.bandwidth, 1.0, costs.compute, costs.prefill, costs.exposed)
+        products, compute = SHEET_BANDWIDTH * costs.bandwidth, SHEET_PEAK * costs.compute
+        return Efficiency(products, SHEET_BANDWIDTH, compute, SHEET_PREFILL, costs.exposed)
+
+    @cached_property
+    def between(self) -> tuple[Operation, ...]:
+        """Operations of a step beside products and attention."""
+        return tuple(between_products(self.model, self.precision, self.tp))
 
     @cached_property
     def kv_per_token(self) -> float:
@@ -96,15 +112,6 @@ class StepModel:
         return sum(bytes_by_role(self.model, self.precision).values()) / self.tp
 
     @cached_property
-    def activations(self) -> float:
-        """Bytes that kernels between the products move for each token: two norms with their residuals,
-        SiLU·mul, rotary embedding and append in each layer, 16-bit; 32-bit logits and their 16-bit copy.
-        """
-        model = self.model
-        inner = 3 * model.intermediate * model.experts_per_token + 2 * (model.q_size + 2 * model.kv_size)
-        return model.layers * 2 * (8 * model.hidden + inner / self.tp) + 6 * model.vocab / self.tp
-
-    @cached_property
     def unpack(self) -> float:
         """Seconds of unpacking all weights once; 0 where nothing is unpacked or no issue ceiling is known."""
         if (
@@ -116,10 +123,20 @@ class StepModel:
         weights = sum(p.parameters for p in self.model.parts() if p.role in ("linear", "expert"))
         return float(scheme_time(weights / self.tp, self.dequant, self.device))
 
+    @cached_property
+    def kernels(self) -> float:
+        """Kernels of a step, each counted as often as it costs the device's `kernel_seconds`."""
+        counts = {
+            f"product:{family_of(self.precision)}": self._product_kernels,
+            "attention": self.model.layers,
+        }
+        for operation in self.between:
+            counts[operation.kind] = operation.kernels
+        return sum(count * relative_cost(kind, self.device) for kind, count in counts.items())
+
     @property
-    def kernels(self) -> int:
-        """Kernels of a step."""
-        return KERNELS_PER_LAYER * self.model.layers + KERNELS_PER_STEP
+    def _product_kernels(self) -> int:
+        return PRODUCTS_PER_LAYER * self.model.layers + 1
 
     @property
     def _in_turn(self) -> bool:
@@ -135,6 +152,13 @@ class StepModel:
         formula, inputs = formulas[how]()
         name = "tpot" if how == "bound" else f"tpot_{how}"
         return quantity(name, "s", formula, **(inputs | {"batch": batch, "context": context}))
+
+    def operations(self, batch: float, context: float) -> dict[str, Quantity]:
+        """Seconds of what a predicted step does one after the other; they add up to it."""
+        return {
+            name: quantity(name, "s", formula, **(inputs | {"batch": batch, "context": context}))
+            for name, (formula, inputs) in self._terms().items()
+        }
 
     def curve(self, how: How = "predicted") -> Callable[[float, float], float]:
         """(batch, mean context) -> seconds of a step, fast."""
@@ -153,7 +177,9 @@ class StepModel:
     def prefill(self, tokens: float, cached: float = 0.0, efficiency: float | None = None) -> Quantity:
         """Seconds to compute `tokens` of a prompt behind `cached` others, attending causally.
 
-        `efficiency` is the share of the peak; None: as measured. Logits are of the last token only.
+        `efficiency` is the share of the peak that all of it reaches. None: as measured; where a GPU was, that
+        is the share of products and attention, and to them come the bytes and kernels between them. Logits
+        are of the last token only.
         """
         inputs = self._product_inputs() | {
             "layers": self.model.layers,
@@ -170,6 +196,12 @@ class StepModel:
         formula = f"max({compute}, weights / bandwidth)"
         if self._in_turn:
             formula = f"{compute} + weights / bandwidth + kernels * kernel_seconds"
+        elif efficiency is None and self.device.measured:
+            fixed = f"kernels * kernel_seconds + products * {_FILLED.format('tokens')}"
+            formula += f" + tokens * activations / bandwidth + {fixed}"
+            inputs |= {"products": self._product_kernels, "filled": self._filled, "tile": TILE}
+            inputs["activations"] = sum(o.bytes_per_token for o in self.between if o.kind != "ends")
+        if "kernels" in formula:
             inputs |= {"kernels": self.kernels, "kernel_seconds": self.device.kernel_seconds}
         rest, more = self._rest("tokens")
         inputs |= more | {"tokens": tokens, "cached": cached}
@@ -193,24 +225,65 @@ class StepModel:
         return f"{products} + {_ATTENTION}{rest}", inputs
 
     def _predicted(self) -> tuple[str, dict[str, float]]:
-        read, inputs = self._read()
+        inputs: dict[str, float] = {}
+        for _, more in self._terms().values():
+            inputs |= more
+        return " + ".join(formula for formula, _ in self._terms().values()), inputs
+
+    def _terms(self) -> dict[str, tuple[str, dict[str, float]]]:
+        """Formula and inputs of each operation of a predicted step."""
         rest, more = self._rest("batch")
-        inputs |= self._product_inputs() | self._attention_inputs() | more
+        terms = {"products": self._predicted_products()}
+        attention = f"{_ATTENTION} / attention_reach + layers * attention_each"
+        terms["attention"] = (
+            attention,
+            self._attention_inputs()
+            | {
+                "attention_reach": self.reached.attention,
+                "attention_each": self._seconds_each("attention"),
+            },
+        )
+        for o in self.between:
+            formula = f"{o.name} * {o.name}_each + batch * {o.name}_bytes / bandwidth"
+            terms[o.name] = (
+                formula,
+                {
+                    o.name: o.kernels,
+                    f"{o.name}_each": self._seconds_each(o.kind),
+                    f"{o.name}_bytes": o.bytes_per_token,
+                    "bandwidth": self.device.bandwidth,
+                },
+            )
+        return terms | ({"rest": (rest.removeprefix(" + "), more)} if rest else {})
+
+    def _predicted_products(self) -> tuple[str, dict[str, float]]:
+        read, inputs = self._read()
         hidden = self.hidden and not self._in_turn  # processors unpack at the rate that was measured
         unpack = ", unpack" if hidden else ""
         inputs |= {"unpack": self.unpack} if hidden else {}
-        inputs |= {
+        inputs |= self._product_inputs() | {
+            "bandwidth": self.device.bandwidth,
             "products_reach": self.reached.products,
             "compute_reach": self.reached.compute,
-            "attention_reach": self.reached.attention,
-            "kernels": self.kernels,
-            "kernel_seconds": self.device.kernel_seconds,
-            "activations": self.activations,
+            "products": self._product_kernels,
+            "products_each": self._seconds_each(f"product:{family_of(self.precision)}"),
         }
-        memory, compute = f"{read} / (bandwidth * products_reach)", f"{_PRODUCTS} / compute_reach{unpack}"
-        products = f"{memory} + {compute}" if self._in_turn else f"max({memory}, {compute})"
-        fixed = "kernels * kernel_seconds + batch * activations / bandwidth"
-        return f"{products} + {_ATTENTION} / attention_reach + {fixed}{rest}", inputs
+        memory, compute = f"{read} / (bandwidth * products_reach)", f"{_PRODUCTS} / compute_reach"
+        if self._in_turn:
+            return f"{memory} + {compute} + products * products_each", inputs
+        inputs |= {"exposed": self.reached.exposed, "filled": self._filled, "tile": TILE}
+        longer, shorter = f"max({memory}, {compute}{unpack})", f"min({memory}, {compute})"
+        fixed = f"products * (products_each + {_FILLED.format('batch')})"
+        return f"{longer} + exposed * {shorter} + {fixed}", inputs
+
+    @property
+    def _filled(self) -> float:
+        """Seconds that each product takes longer for a tile of tokens than for few."""
+        costs = kernel_costs().products[family_of(self.precision)]
+        return costs.filled * self.device.kernel_seconds / KERNEL_SECONDS
+
+    def _seconds_each(self, kind: str) -> float:
+        return relative_cost(kind, self.device) * self.device.kernel_seconds
 
     def _read(self) -> tuple[str, dict[str, float]]:
         return read_formula(self.model, self.precision, self.tp)
@@ -239,7 +312,7 @@ class StepModel:
 
     def _rest(self, tokens: str) -> tuple[str, dict[str, float]]:
         """What nothing hides: unpacking where it does not overlap, and all-reduces of `tokens` rows."""
-        parts, inputs = "", {}
+        parts, inputs = "", dict[str, float]()
         if not self.hidden and self.unpack:
             parts, inputs = " + unpack", {"unpack": self.unpack}
         if self.tp > 1:
@@ -249,6 +322,7 @@ class StepModel:
         return parts, inputs
 
 
+_FILLED: Final = "filled * min({0}, tile) / tile"
 _PRODUCTS: Final = "2 * batch * (linear / peak + head / head_peak)"
 _ATTENTION: Final = (
     "max(batch * context * kv_per_token / bandwidth, 4 * batch * context * layers * q_size / attention_peak)"

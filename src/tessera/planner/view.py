@@ -52,6 +52,7 @@ def views(
 ) -> Iterator[View]:
     """The tables, in the order they are read."""
     yield summary(plan)
+    yield operations(plan)
     yield verdicts(decision)
     if candidates:
         yield side_by_side(candidates)
@@ -93,6 +94,32 @@ def remark(plan: Plan, name: str) -> str:
 
 def _convention(name: str) -> str:
     return "left out" if name.endswith("none") else "counted"
+
+
+OPERATIONS: Final = {
+    "products": "products",
+    "attention": "attention",
+    "norms": "norms",
+    "rotary": "rotary embedding, append",
+    "int8_rows": "int8 rows",
+    "activation": "SiLU·mul",
+    "ends": "inputs, sampling, logits",
+    "rest": "what nothing hides",
+}
+"""Operations of a predicted step and what a person calls them."""
+
+
+def operations(plan: Plan) -> View:
+    """Where the predicted step goes; what kernels cost is what neither bytes nor operations explain."""
+    rows = []
+    for name, label in OPERATIONS.items():
+        if (found := f"predicted_{name}") in plan:
+            time = plan[found]
+            fixed = time.value - time.at(**{f"{name}_each": 0.0, "filled": 0.0})
+            share = time.value / plan["tpot_predicted"].value
+            rows.append((label, time.text, f"{share:.0%}", show(fixed, "s")))
+    title = f"Where a predicted step of {plan.batch} goes"
+    return View(title, ("operation", "time", "of the step", "of that, fixed cost of kernels"), rows)
 
 
 def verdicts(decision: Decision) -> View:
