@@ -15,6 +15,8 @@ from tessera.hardware.kernels import (
     FAMILIES,
     KERNEL_SECONDS,
     KINDS,
+    SHEET_BANDWIDTH,
+    SHEET_PEAK,
     TILE,
     KernelCosts,
     ProductCosts,
@@ -26,7 +28,8 @@ from tessera.hardware.measured import Measured, apply_measured, default_path, re
 from tessera.hardware.table import GPUS
 
 __all__ = [
-    "FAMILIES", "GPUS", "KERNEL_SECONDS", "KINDS", "PEAK_TYPES", "TILE", "CustomDeviceError", "Device",
+    "FAMILIES", "GPUS", "KERNEL_SECONDS", "KINDS", "PEAK_TYPES", "SHEET_BANDWIDTH", "SHEET_PEAK", "TILE",
+    "CustomDeviceError", "Device",
     "HardwareFileError", "KernelCosts", "Measured", "MissingPeakError", "ProductCosts", "UnknownDeviceError",
     "apply_measured", "default_path", "device_of_product", "find_device", "kernel_costs", "read_kernel_costs",
     "read_measured", "relative_cost", "save_measured", "shipped_measurements",

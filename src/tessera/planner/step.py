@@ -13,7 +13,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, Literal
 
-from tessera.hardware import KERNEL_SECONDS, TILE, Device, kernel_costs, relative_cost
+from tessera.hardware import (
+    KERNEL_SECONDS,
+    SHEET_BANDWIDTH,
+    SHEET_PEAK,
+    TILE,
+    Device,
+    kernel_costs,
+    relative_cost,
+)
 from tessera.planner.board import SCHEMES, Scheme, scheme_time
 from tessera.planner.memory import active_parameters, bytes_by_role, kv_bytes_per_token, read_formula
 from tessera.planner.model_shape import ModelShape
@@ -45,10 +53,6 @@ class Efficiency:
 
 OF_PROCESSOR: Final = Efficiency(products=0.92, attention=0.93, compute=0.90, prefill=0.82)
 """Of what the best simple kernel reached there: 2 cores with AVX-512 VNNI."""
-
-SHEET_BANDWIDTH: Final = 4.5 / 4.8
-SHEET_PEAK: Final = 739 / 989
-"""Of a data sheet's values, what an H200's best simple kernel reached: reads, and bf16 products."""
 
 SHEET_PREFILL: Final = 0.50
 """Of a data sheet's peak, by a whole prefill: the lecture's half."""
