@@ -76,14 +76,17 @@ def _seconds(traced: Sequence[tuple[Row, StepModel]]) -> dict[str, float]:
             one = (us["attention"] * 1e-6 - read) / costs.model.layers
             found.setdefault("attention", []).append((one, weight))
         for operation in costs.between:
+            found.setdefault(operation.kind, [])
+            if not us[operation.name]:
+                continue  # part of another kernel, or under a name that the trace did not know
             moved = row["batch"] * operation.bytes_per_token / costs.device.bandwidth
             one = (us[operation.name] * 1e-6 - moved) / operation.kernels
-            found.setdefault(operation.kind, []).append((one, weight))
+            found[operation.kind].append((one, weight))
     return {kind: round(max(0.0, _weighted(pairs)), 8) for kind, pairs in found.items()}
 
 
 def _weighted(pairs: Sequence[tuple[float, float]]) -> float:
-    return sum(value * weight for value, weight in pairs) / sum(weight for _, weight in pairs)
+    return sum(value * weight for value, weight in pairs) / (sum(weight for _, weight in pairs) or 1.0)
 
 
 Point = tuple[int, int, float, float, float, float]

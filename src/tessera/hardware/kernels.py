@@ -29,7 +29,7 @@ cost multiples of it, so a device where it is longer has them all longer.
 
 SHEET_BANDWIDTH: Final = 4.5 / 4.8
 SHEET_PEAK: Final = 739 / 989
-"""Of a data sheet's values, what an H200's best simple kernels reach: reads, and bf16 products (measured.json)."""
+"""Of a data sheet's values, what an H200's best kernels reach (measured.json): by reads and bf16 products."""
 
 KINDS: Final = (
     "attention", "norm", "norm_int8", "activation", "activation_int8", "rows_int8", "rotary", "ends",

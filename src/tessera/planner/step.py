@@ -229,10 +229,10 @@ class StepModel:
         return f"{products} + {_ATTENTION}{rest}", inputs
 
     def _predicted(self) -> tuple[str, dict[str, float]]:
-        inputs: dict[str, float] = {}
-        for _, more in self._terms().values():
+        terms, inputs = self._terms().values(), dict[str, float]()
+        for _, more in terms:
             inputs |= more
-        return " + ".join(formula for formula, _ in self._terms().values()), inputs
+        return " + ".join(formula for formula, _ in terms), inputs
 
     def _terms(self) -> dict[str, tuple[str, dict[str, float]]]:
         """Formula and inputs of each operation of a predicted step."""
