@@ -49,7 +49,7 @@ def qoq_tensor(code, s=16, z=7):
 def test_integer_overflow_is_refused_when_the_tensor_is_made():
     """The counterexample to the protective range: [-119, 114] gives s 16, z 7; code 15 decodes to 128."""
     assert qoq_tensor(14).dequantize().tolist() == [[112.0, 112.0]]
-    with pytest.raises(QTensorError, match=r"span \[128, 128\], outside s8"):
+    with pytest.raises(QTensorError, match=r"span \[128, 128\], outside s8 .*, first in block \[0, 0\]"):
         qoq_tensor(15)
 
 
@@ -65,6 +65,14 @@ def test_codes_must_fit(codes, reason):
     made = quantize(weight(), CHAINS["channel"])
     with pytest.raises(QTensorError, match=reason):
         QTensor(made.tile, codes, made.params)
+
+
+def test_the_first_that_does_not_fit_is_named():
+    made = quantize(weight(), Recipe.parse("w4a8-g32").weight_chain())
+    made.params["group_scale"].codes[4, 1], made.params["group_zero"].codes[4, 1] = 16, 0
+    made.codes[4, 40] = 15
+    with pytest.raises(QTensorError, match=r"first in block \[4, 1\]"):
+        QTensor(made.tile, made.codes, made.params)
 
 
 def test_parameters_must_fit():

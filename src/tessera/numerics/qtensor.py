@@ -74,7 +74,7 @@ class QTensor:
         p = [self.params[p.name].dequantize(torch.int32) for p in step.params]
         for reduction in (torch.amin, torch.amax):
             codes = reduce_blocks(self.codes, step.pattern, reduction)
-            _check_range(_OPS[step.op](codes.int(), *p), step.out, str(step))
+            _check_range(_OPS[step.op](codes.int(), *p), step.out, str(step), "block")
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """The values. Integer steps are exact; float steps are computed in fp32 (fp64 if that is `dtype`)
@@ -172,7 +172,7 @@ def _shared_params(chain: Chain) -> Iterator[tuple[Step, str]]:
                 yield step, param.name
 
 
-def _check_range(values: Tensor, grid: Grid | Float, what: str) -> None:
+def _check_range(values: Tensor, grid: Grid | Float, what: str, unit: str = "element") -> None:
     if isinstance(grid, Float) or values.numel() == 0:
         return
     limits = torch.iinfo(values.dtype)
@@ -180,7 +180,11 @@ def _check_range(values: Tensor, grid: Grid | Float, what: str) -> None:
         return
     low, high = (int(v) for v in torch.aminmax(values))
     if low < grid.low or high > grid.high:
-        raise QTensorError(f"{what} span [{low}, {high}], outside {grid} = [{grid.low}, {grid.high}]")
+        first = ((values < grid.low) | (values > grid.high)).nonzero()[0].tolist()
+        raise QTensorError(
+            f"{what} span [{low}, {high}], outside {grid} = [{grid.low}, {grid.high}], first in {unit} "
+            f"{first}"
+        )
 
 
 def code_dtype(grid: Grid | Float) -> torch.dtype:
