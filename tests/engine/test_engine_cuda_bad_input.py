@@ -155,6 +155,22 @@ def test_formats_without_a_kernel_are_refused_before_loading(
         cuda_build.check_kernels(DummyCheckpoint(SMALL, "cpu", recipe=served_recipe), torch.bfloat16)
 
 
+@pytest.mark.parametrize(
+    ("changes", "recipe", "reason"),
+    [({"hidden_size": 132}, None, "no rms_norm kernel .*width=132"),
+     ({"intermediate_size": 40960}, None, "no silu_mul kernel .*width=40960"),
+     ({"num_heads": 514}, "w4a8-g64", "self_attn.o_proj: no quantize_rows kernel .*width=32896")],
+)  # fmt: skip
+def test_widths_without_a_kernel_are_refused_before_loading(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, int], recipe: str | None, reason: str
+) -> None:
+    monkeypatch.setattr(cuda_build.target, "device", lambda: Device("cuda", "sm_90a"))
+    config = replace(SMALL, **{"num_kv_heads": changes.get("num_heads", 6) // 2, **changes})
+    checkpoint = DummyCheckpoint(config, "cpu", recipe=Recipe.parse(recipe) if recipe else None)
+    with pytest.raises(NoKernelError, match=reason):
+        cuda_build.check_kernels(checkpoint, torch.bfloat16)
+
+
 class FakeMemory:
     """What torch says about the device's memory; `take` is what an allocation that succeeds does."""
 

@@ -18,13 +18,24 @@ from tessera.engine.opening import open_verified
 from tessera.engine.overlap import OverlappedCore
 from tessera.engine.scheduler import Scheduler
 from tessera.engine.timing import timed
-from tessera.formats.base import Checkpoint
+from tessera.formats.base import Checkpoint, weight_of
 from tessera.formats.tokenizer import Tokenizer
 from tessera.kernels.cuda import device, target
 from tessera.kernels.errors import NoKernelError
-from tessera.kernels.ops import ATTENTION, LINEAR, LinearProblem
+from tessera.kernels.ops import (
+    ATTENTION,
+    EMBEDDING,
+    LINEAR,
+    NORM,
+    QUANTIZE_ROWS,
+    SILU_MUL,
+    EmbeddingProblem,
+    LinearProblem,
+    RowsProblem,
+)
 from tessera.layers.paged import attention_problem
 from tessera.layers.target import Target
+from tessera.layers.types import EMBEDDING_NAME, HEAD_NAME
 from tessera.models.loader import HIDDEN_DTYPES, build_model
 from tessera.models.types import Model
 from tessera.numerics.qtensor import FLOAT_DTYPES
@@ -89,21 +100,28 @@ def build_cuda_core(model: str | Path, config: EngineConfig) -> OverlappedCore:
 
 
 def check_kernels(checkpoint: Checkpoint | DummyCheckpoint, dtype: torch.dtype) -> None:
-    """Refuses a cache, heads or formats that no kernel serves before anything is loaded.
+    """Refuses a cache, heads, widths or formats that no kernel serves before anything is loaded.
 
     Raises NoKernelError.
     """
-    on = Target(target.device(), dtype)
-    ATTENTION.select(attention_problem(on, checkpoint.config, checkpoint.kv_chain))
+    config, on = checkpoint.config, Target(target.device(), dtype)
+    ATTENTION.select(attention_problem(on, config, checkpoint.kv_chain))
+    NORM.select(RowsProblem(on.device, config.hidden_size, dtype, quantize=False))
+    SILU_MUL.select(RowsProblem(on.device, config.intermediate_size, dtype, quantize=False))
+    vocab, hidden = config.vocab_size, config.hidden_size
+    table = checkpoint.tile(f"{EMBEDDING_NAME}.weight").chain
+    EMBEDDING.select(EmbeddingProblem(on.device, vocab, hidden, table, dtype))
     first: dict[LinearSpec, str] = {}
-    for name, (n, k) in checkpoint.config.linears().items():
-        weight = checkpoint.tile(f"{name}.weight").chain
+    for name, (n, k) in {**config.linears(), HEAD_NAME: (vocab, hidden)}.items():
+        weight = checkpoint.tile(weight_of(name, config)).chain
         if not weight.is_plain:  # floats become `dtype`
             spec = LinearSpec(n, k, weight, checkpoint.activation(name), on.float_type)
             first.setdefault(spec, name)
     for spec, name in first.items():
         try:
             LINEAR.select(LinearProblem(on.device, spec))
+            if not spec.activation.is_plain:
+                QUANTIZE_ROWS.select(RowsProblem(on.device, spec.in_features, dtype, quantize=True))
         except NoKernelError as error:
             raise NoKernelError(f"{name}: {error}") from error
 
