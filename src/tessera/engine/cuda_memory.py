@@ -42,12 +42,15 @@ def page_bytes(config: ModelConfig, kv: Chain = A16) -> int:
 
 
 def held_bytes(tile: Qtile) -> int:
-    """Bytes of a tensor on the device: plain floats are held in 16 bits, codes packed for kernels."""
+    """Bytes of a tensor on the device: plain floats are held in 16 bits, codes packed for kernels, in the larger
+    layout where that of W4A8 and that of W4A16 hold the same codes.
+    """
     if tile.chain.is_plain:
         return math.prod(tile.shape) * 2
-    if layout_of(tile.chain):
-        return packed_bytes(tile)
-    return tile.bytes if half_weights.takes(tile.chain) else half_weights.packed_bytes(tile)
+    layouts = [packed_bytes(tile)] if layout_of(tile.chain) else []
+    if not half_weights.takes(tile.chain):
+        layouts.append(half_weights.packed_bytes(tile))
+    return max(layouts, default=tile.bytes)
 
 
 def step_bytes(config: ModelConfig, tokens: int, rows: int) -> int:

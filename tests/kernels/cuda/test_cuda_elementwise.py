@@ -15,7 +15,7 @@ from tessera.kernels.registry import Device
 from tessera.kernels.types import Activation, QuantizedRows, TiledRows
 from tessera.numerics import quantize, quantize_rows
 from tessera.numerics.qtensor import FLOATS, plain
-from tessera.spec import F16, S8N, Chain, Pattern, symmetric
+from tessera.spec import BF16, F16, S8N, Chain, Pattern, Recipe, symmetric
 
 ROWS = (1, 30, 257)
 WIDTHS = (64, 200, 576, 1536, 4096, 14336)
@@ -65,6 +65,17 @@ def test_says_what_it_cannot_do() -> None:
     ):
         verdict = kernel.can_implement(wrong)
         assert not verdict.ok and reason in verdict.reason
+
+
+def test_tables_of_4_bits_are_refused() -> None:
+    kernel = CudaEmbedding("sm90", torch.bfloat16)
+    for table, width, reason in (
+        (Recipe.parse("w8a8").weight_chain(), 64, ""),
+        (Recipe.parse("qoq-g32").weight_chain(), 64, "int8 with a scale a row"),
+        (Chain(BF16), 60, "60 is not a multiple of 8"),
+    ):
+        verdict = kernel.can_implement(EmbeddingProblem(H200, 100, width, table, torch.bfloat16))
+        assert verdict.ok == (not reason) and reason in verdict.reason
 
 
 class TestOnDevice:
