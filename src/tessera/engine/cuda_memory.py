@@ -42,8 +42,8 @@ def page_bytes(config: ModelConfig, kv: Chain = A16) -> int:
 
 
 def held_bytes(tile: Qtile) -> int:
-    """Bytes of a tensor on the device: plain floats are held in 16 bits, codes packed for kernels, in the larger
-    layout where that of W4A8 and that of W4A16 hold the same codes.
+    """Bytes of a tensor on the device: plain floats are held in 16 bits, codes packed for kernels, in
+    the larger layout where those of W4A8 and W4A16 hold the same codes.
     """
     if tile.chain.is_plain:
         return math.prod(tile.shape) * 2
