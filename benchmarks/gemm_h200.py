@@ -3,168 +3,121 @@
     python benchmarks/gemm_h200.py [--shapes 28672x4096] [--tokens 1,64,2048] [--systems tessera,humming]
         [--out benchmarks/results/gemm_h200.json]
 
-Needs a GPU; three minutes, and as long again for the first compilation of Humming's kernels (humming-kernels
-has to be importable, or is left out). Microseconds a launch: medians of replays of CUDA graphs, one a system,
-in turn, on random data, over weights that together are four times the L2. Activations come quantized, as the
-norm or the activation function before a product gives them; in the rows `+quantize` they come in bf16 and a
-launch of its own quantizes them. `roof` is the fraction of what a copy's bandwidth or the datasheet's dense
-rate allows, whichever is less. Rows `qserve, another day` are constants (gemm_peers.py).
+Needs a GPU; TIME. A process a shape prepares its systems, all at once, since
+kernels are compiled (humming-kernels has to be importable, or is left out); then they measure one by one. A
+system that fails is reported and the rest goes on. Cells that are measured replace those of an existing file.
+
+Microseconds a launch: medians of replays of CUDA graphs, one a system, in turn, with rests, on random data,
+over weights that together are four times the L2. Activations come quantized, as the norm or the activation
+function before a product gives them; in the rows `+quantize` they come in bf16 and a launch of its own
+quantizes them. `roof` is the fraction of what a copy's bandwidth or the datasheet's dense rate allows,
+whichever is less. Rows `wgmma-loop` are no products: they do as many operations on chip. Rows `qserve,
+another day` are constants (gemm_peers.py).
 """
 
 import argparse
+import json
 import math
 import statistics
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor
 
-from gemm_peers import (
-    DTYPE,
-    HUMMING,
-    QSERVE_US,
-    TOKENS,
-    Launch,
-    System,
-    copies,
-    cublas_bf16,
-    humming,
-    torch_fp8,
-)
+from gemm_peers import QSERVE_US, TOKENS, System
+from gemm_systems import LOOP, QUANTIZED, RECIPES, Ready, builders
+from gemm_timing import Reading, Timed, graph_of, time_in_turn
+from gemm_workers import Child, Failure, Worker, run
 from gpu_results import Row, write_results
-from tessera.engine.dummy import random_weight
-from tessera.kernels.cuda.arguments import prepare_announced
-from tessera.kernels.cuda.rows import CudaQuantizeRows
-from tessera.kernels.cuda.target import device as target
-from tessera.kernels.cuda.tiled_rows import untile_rows
-from tessera.kernels.errors import NoKernelError
-from tessera.kernels.ops import LINEAR, LinearProblem, RowsProblem
-from tessera.kernels.types import Activation, TiledRows
-from tessera.spec import BF16, LinearSpec, Qtile, Recipe
+from tessera.spec import Qtile, Recipe
 
 SHAPES = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (57344, 8192), (8192, 28672))
-RECIPES = ("w4a8-g128", "w4a8-chn", "w8a8-chn", "w4a16-g128")
-REPLAYS = 5
-GRAPH_US = 500.0
-"""Length of a graph from which a replay's own start, about 10 us, no longer shows."""
 READ_TBPS, INT8_TOPS, BF16_TFLOPS = 4.2, 1979.0, 989.0
-CHECKED = 64
-"""Rows of an output that are compared with float64."""
+LOOP_TOKENS = 2048
+"""From which number the tensor cores alone are timed too: a step of their loop is small beside a product."""
 
 
-class Ours:
-    """One of our linear layers with several copies of its weights."""
-
-    def __init__(self, recipe: str, n: int, k: int) -> None:
-        parsed = Recipe.parse(recipe)
-        chain, activation = parsed.weight_chain(), parsed.activation_chain()
-        problem = LinearProblem(target(), LinearSpec(n, k, chain, activation, BF16))
-        kernel = LINEAR.select(problem)
-        self.weight = random_weight(Qtile((n, k), chain), torch.Generator("cuda").manual_seed(n + k))
-        first = kernel.bind(problem, self.weight, None)
-        packed = first.weights
-        others = (replace(packed, tiles=packed.tiles.clone()) for _ in range(copies(packed.nbytes) - 1))
-        self.layers = [first, *(replace(first, weights=other) for other in others)]
-        self.int8 = not activation.is_plain
-        rows = RowsProblem(target(), k, DTYPE, quantize=True)
-        self.quantize = CudaQuantizeRows("sm90", DTYPE).bind(rows)
-        self.k = k
-        prepare_announced()
-
-    def input(self, m: int) -> tuple[Tensor, Activation]:
-        """Random activations in bf16, and what the layer takes."""
-        x = torch.randn(m, self.k, device="cuda", dtype=DTYPE)
-        return x, self.quantize(x) if self.int8 else x
-
-    def make(self, m: int) -> list[Launch]:
-        _, x = self.input(m)
-        return [lambda layer=layer: layer(x) for layer in self.layers]
-
-    def make_quantized(self, m: int) -> list[Launch]:
-        x, _ = self.input(m)
-        return [lambda layer=layer: layer(self.quantize(x)) for layer in self.layers]
-
-    def variant(self, m: int) -> str:
-        return self.layers[0].variant(m)
-
-    def error(self, m: int) -> float:
-        """Largest difference from float64, by the largest value, of CHECKED rows; rounding to bf16: 0.002."""
-        _, x = self.input(m)
-        y = self.layers[0](x)[-CHECKED:].double()
-        if isinstance(x, TiledRows):
-            rows = untile_rows(x)
-            exact = rows.codes[-CHECKED:].double() * rows.scale[-CHECKED:, None].double()
-        else:
-            exact = x[-CHECKED:].double()
-        want = exact @ self.weight.dequantize(torch.float64).T
-        return float((y - want).abs().max() / want.abs().max())
+class Failed(Exception):
+    """CUDA gives no answers in this process any more."""
 
 
-def systems(n: int, k: int, wanted: Sequence[str]) -> Iterator[tuple[System, Ours | None]]:
-    if "tessera" in wanted:
-        for recipe in RECIPES:
-            try:
-                ours = Ours(recipe, n, k)
-            except NoKernelError as error:
-                print(f"{recipe} is left out: {error}", flush=True)
-                continue
-            yield System("tessera", recipe, ours.make), ours
-            if recipe == "w4a8-g128":
-                yield System("tessera", f"{recipe}+quantize", ours.make_quantized), None
-    if "torch" in wanted:
-        yield cublas_bf16(n, k), None
-        yield torch_fp8(n, k), None
-        yield torch_fp8(n, k, quantize=True), None
-    if "humming" in wanted:
-        for recipe in HUMMING:
-            try:
-                yield humming(n, k, recipe), None
-            except ImportError as error:
-                print(f"humming is left out: {error}", flush=True)
-                return
+def attempt(child: Child, part: str, step: int | None, work: Callable[[], Any]) -> Any:
+    """What `work` gives, or None, and the parent knows why. Raises Failed where nothing would work now."""
+    child.at(part, step)
+    try:
+        return work()
+    except Exception as error:
+        child.failed(part, step, f"{type(error).__name__}: {error}")
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError as lost:
+            raise Failed(part) from lost
+        return None
 
 
-@dataclass(frozen=True)
-class Timed:
-    """A graph of `launches`, which keep what it reads: the next capture unmaps memory that nobody holds."""
+def measure(child: Child) -> None:
+    """Prepares the systems of a shape and times them for each number of tokens; in a process of its own."""
+    torch.manual_seed(0)
+    (n, k), wanted = child.case
+    with torch.inference_mode():
+        there: list[tuple[str, Ready]] = []
+        for part, build in builders(n, k).items():
+            if part.startswith(wanted) and part not in child.without:
+                there += [(part, one) for one in attempt(child, part, None, build) or ()]
+        for part, one in there:
+            attempt(child, part, None, partial(first_launches, one, child.steps))
+        torch.cuda.empty_cache()
+        child.ready()
+        for m in child.steps:
+            child.done(m, cell(child, there, n, k, m))
 
-    graph: torch.cuda.CUDAGraph
-    launches: Sequence[Launch]
 
-    def us(self) -> float:
-        """Microseconds a launch of one replay."""
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        self.graph.replay()
-        end.record()
-        end.synchronize()
-        return start.elapsed_time(end) * 1e3 / len(self.launches)
-
-
-def graph_of(launches: Sequence[Launch], least_us: float) -> Timed:
-    """The launches, each of `least_us` or more, repeated up to GRAPH_US."""
-    for launch in launches[:2]:
-        launch()
+def first_launches(one: Ready, tokens: Sequence[int]) -> None:
+    """Whatever compiles at a first launch is compiled."""
+    for m in tokens:
+        one.system.make(m)[0]()
     torch.cuda.synchronize()
-    launches = list(launches) * math.ceil(GRAPH_US / least_us / len(launches))
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for launch in launches:
-            launch()
-    graph.replay()
-    return Timed(graph, launches)
 
 
-def time_in_turn(timed: Sequence[Timed]) -> list[float]:
-    """Median microseconds a launch of each, the graphs replayed one after the other REPLAYS times."""
-    rounds = [[one.us() for one in timed] for _ in range(REPLAYS)]
-    return [statistics.median(times) for times in zip(*rounds, strict=True)]
+def graph(one: Ready, m: int, least_us: float) -> Timed:
+    return graph_of(one.system.make(m), least_us)
 
 
-def row(system: System, m: int, n: int, k: int, us: float) -> Row:
+def cell(child: Child, there: Sequence[tuple[str, Ready]], n: int, k: int, m: int) -> list[Row]:
+    """Rows of all systems for `m` tokens."""
+    least_us = max(2.0 * m * n * k / INT8_TOPS, n * k / 2 / READ_TBPS) / 1e6
+    graphs: list[tuple[str, Ready, Timed]] = []
+    for part, one in there:
+        if part != LOOP or m >= LOOP_TOKENS:
+            made = attempt(child, part, m, partial(graph, one, m, least_us))
+            graphs += [] if made is None else [(part, one, made)]
+    child.at("", m)
+    rows = []
+    for (part, one, _), reading in zip(graphs, time_in_turn([g for *_, g in graphs]), strict=True):
+        found = row(one.system, m, n, k, reading)
+        if one.ours is not None:
+            error = attempt(child, part, m, partial(one.ours.error, m))
+            found |= {"kernel": one.ours.variant(m), "error": None if error is None else round(error, 6)}
+        rows.append(found)
+    for recipe in ("w4a8-g128", "w4a8-chn"):
+        if m in TOKENS and (recipe, n, k) in QSERVE_US:
+            constant = Reading(QSERVE_US[recipe, n, k][TOKENS.index(m)], {})
+            rows.append(row(System("qserve, another day", recipe, lambda _: []), m, n, k, constant))
+    return rows
+
+
+def failure(failed: Failure) -> Row:
+    """Its row, without a time."""
+    (n, k), _ = failed.case
+    return {"system": failed.part, "op": "gemm", "m": failed.step, "n": n, "k": k, "failed": failed.why}
+
+
+def row(system: System, m: int, n: int, k: int, reading: Reading) -> Row:
+    us = reading.us
     name = system.recipe.partition("+")[0]
     weight_bits = {"bf16": 16.0, "w8a8-fp8": 8.0}.get(name) or float(
         Qtile((n, k), Recipe.parse(name).weight_chain()).bits_per_element
@@ -172,62 +125,87 @@ def row(system: System, m: int, n: int, k: int, us: float) -> Row:
     x_bytes = 2 if name in ("bf16", "w4a16-g128") or "+" in system.recipe else 1
     peak = BF16_TFLOPS if name in ("bf16", "w4a16-g128") else INT8_TOPS
     flops, nbytes = 2.0 * m * n * k, n * k * weight_bits / 8 + m * k * x_bytes + 2 * m * n
+    op = "wgmma" if system.name == LOOP else "quantize+gemm" if "+" in system.recipe else "gemm"
     least = max(flops / peak, nbytes / READ_TBPS) / 1e6
     return {
-        "system": system.name, "op": "quantize+gemm" if "+" in system.recipe else "gemm", "recipe": name,
+        "system": system.name, "op": op, "recipe": name,
         "m": m, "n": n, "k": k, "us": round(us, 2), "tbps": round(nbytes / us / 1e6, 3),
         "tops": round(flops / us / 1e6, 1), "roof": round(least / us, 3), "flops": flops, "bytes": nbytes,
+        **reading.card,
     }  # fmt: skip
 
 
-def shape_rows(n: int, k: int, tokens: Sequence[int], wanted: Sequence[str]) -> Iterator[Row]:
-    there = list(systems(n, k, wanted))
-    for m in tokens:
-        least_us = max(2.0 * m * n * k / INT8_TOPS, n * k / 2 / READ_TBPS) / 1e6
-        graphs = [graph_of(system.make(m), least_us) for system, _ in there]
-        for (system, ours), us in zip(there, time_in_turn(graphs), strict=True):
-            found = row(system, m, n, k, us)
-            if ours is not None:
-                found |= {"kernel": ours.variant(m), "error": round(ours.error(m), 6)}
-            yield found
-        for recipe in ("w4a8-g128", "w4a8-chn"):
-            if m in TOKENS and (recipe, n, k) in QSERVE_US:
-                us = QSERVE_US[recipe, n, k][TOKENS.index(m)]
-                yield row(System("qserve, another day", recipe, lambda _: []), m, n, k, us)
-        del graphs
-
-
 def wrong(rows: Sequence[Row]) -> list[Row]:
-    """Rows of ours beyond rounding. With 16-bit activations weights and scales are rounded to bf16 too."""
+    """Rows of ours that failed or lie beyond rounding. With 16-bit activations weights and scales are rounded
+    to bf16 too.
+    """
     return [
         r
         for r in rows
-        if not float(str(r.get("error", 0))) < (0.008 if r["recipe"] == "w4a16-g128" else 0.004)
+        if str(r["system"]).startswith("tessera")
+        and (
+            "failed" in r or not float(r.get("error", 0)) < (0.008 if r["recipe"] == "w4a16-g128" else 0.004)
+        )
     ]
+
+
+Cell = dict[str, float]
+
+
+def cells_of(rows: Sequence[Row]) -> dict[tuple[int, int, int], Cell]:
+    """Microseconds by (N, K, M) and `system recipe`."""
+    cells: dict[tuple[int, int, int], Cell] = {}
+    for r in rows:
+        if r["op"] == "gemm" and "us" in r:
+            cells.setdefault((r["n"], r["k"], r["m"]), {})[f"{r['system']} {r['recipe']}"] = r["us"]
+    return cells
+
+
+def peers_of(cell: Cell, recipe: str) -> Cell:
+    """Those of the same run; products of 16-bit activations are compared with each other."""
+    names = ("torch-cublas bf16", "humming w4a16-g128") if recipe == "w4a16-g128" else ("torch", "humming")
+    return {name: us for name, us in cell.items() if name.startswith(names)}
 
 
 def summary(rows: Sequence[Row]) -> str:
     """Microseconds by cell, best peer of this run, and the ratio of ours to it (over one: ours is faster)."""
-    cells: dict[tuple[object, ...], dict[str, float]] = {}
-    for r in rows:
-        if r["op"] == "gemm":
-            cell = cells.setdefault((r["n"], r["k"], r["m"]), {})
-            cell[f"{r['system']} {r['recipe']}"] = float(str(r["us"]))
-    ours = [f"tessera {recipe}" for recipe in RECIPES]
-    lines = ["| N x K, M | " + " | ".join(RECIPES) + " | best peer | g128 to it |", "|---" * 7 + "|"]
-    ratios = []
-    for (n, k, m), cell in cells.items():
-        peers = {name: us for name, us in cell.items() if not name.startswith(("tessera", "qserve"))}
-        if not peers or ours[0] not in cell:
-            continue
-        best = min(peers, key=lambda name: peers[name])
-        ratios.append(peers[best] / cell[ours[0]])
-        shown = " | ".join(f"{cell[name]:.1f}" if name in cell else "" for name in ours)
-        lines.append(f"| {n}x{k}, {m} | {shown} | {peers[best]:.1f} {best} | {ratios[-1]:.2f} |")
-    if ratios:
-        mean = math.exp(statistics.fmean(map(math.log, ratios)))
-        lines.append(f"geometric mean {mean:.3f}, least {min(ratios):.3f} over {len(ratios)} cells")
+    ours = {recipe: f"tessera {recipe}" for recipe in RECIPES}
+    lines = [
+        "| N x K, M | " + " | ".join(RECIPES) + " | best peer | g128 to it | W4A16 to its own |",
+        "|---" * 8 + "|",
+    ]
+    ratios: dict[str, list[float]] = {recipe: [] for recipe in RECIPES}
+    groups: list[float] = []
+    for (n, k, m), cell in cells_of(rows).items():
+        last: dict[str, str] = {}
+        for recipe, name in ours.items():
+            peers = peers_of(cell, recipe)
+            if name in cell and peers:
+                ratios[recipe].append(min(peers.values()) / cell[name])
+                last[recipe] = f"{ratios[recipe][-1]:.2f}"
+        if m >= 64 and {ours[QUANTIZED], "humming w4a8-g128"} <= cell.keys():
+            groups.append(cell["humming w4a8-g128"] / cell[ours[QUANTIZED]])
+        peers = peers_of(cell, QUANTIZED)
+        if last:
+            best = min(peers, key=lambda name: peers[name])
+            shown = " | ".join(f"{cell[name]:.1f}" if name in cell else "" for name in ours.values())
+            own = f"{last.get(QUANTIZED, '')} | {last.get('w4a16-g128', '')}"
+            lines.append(f"| {n}x{k}, {m} | {shown} | {peers[best]:.1f} {best} | {own} |")
+    named = {**ratios, "w4a8-g128 to humming's groups, M >= 64": groups}
+    for name, found in named.items():
+        if found:
+            mean, short = math.exp(statistics.fmean(map(math.log, found))), sum(r < 0.97 for r in found)
+            what = f"least {min(found):.3f}, {short} of {len(found)} cells below 0.97"
+            lines.append(f"{name}: geometric mean {mean:.3f}, {what}")
     return "\n".join(lines)
+
+
+def kept(path: Path, measured: Sequence[Row]) -> list[Row]:
+    """Rows of the file at `path`, if there is one, of cells that `measured` has not."""
+    if not path.exists():
+        return []
+    anew = {(r["n"], r["k"], r["m"]) for r in measured}
+    return [r for r in json.loads(path.read_text())["rows"] if (r["n"], r["k"], r["m"]) not in anew]
 
 
 def pairs(text: str) -> list[tuple[int, int]]:
@@ -238,20 +216,35 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shapes", type=pairs, default=SHAPES)
     parser.add_argument("--tokens", type=lambda text: [int(m) for m in text.split(",")], default=TOKENS)
-    parser.add_argument("--systems", default="tessera,torch,humming")
+    parser.add_argument("--systems", default=f"tessera,torch,humming,{LOOP}")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "gemm_h200.json")
     args = parser.parse_args()
-    torch.manual_seed(0)
-    rows: list[Row] = []
+    wanted = tuple(args.systems.split(","))
     started = time.perf_counter()
-    for n, k in args.shapes:
-        for found in shape_rows(n, k, args.tokens, args.systems.split(",")):
-            rows.append(found)
-            shown = ("system", "recipe", "m", "n", "k", "us", "tops", "roof", "kernel")
-            print("  ".join(f"{found[name]}" for name in shown if name in found), flush=True)
-        torch.cuda.empty_cache()
-        write_results(args.out, rows)
-        print(f"{n}x{k} done at {time.perf_counter() - started:.1f} s", flush=True)
+    rows: list[Row] = []
+    workers = [Worker(measure, (shape, wanted), args.tokens) for shape in args.shapes]
+    for found in run(workers):
+        found = failure(found) if isinstance(found, Failure) else found
+        if rows and rows[-1]["n"] != found["n"]:
+            write_results(args.out, [*kept(args.out, rows), *rows])
+        rows.append(found | {"date": datetime.now(UTC).isoformat(timespec="seconds")})
+        shown = (
+            "system",
+            "recipe",
+            "m",
+            "n",
+            "k",
+            "us",
+            "tops",
+            "roof",
+            "sm_mhz",
+            "watts",
+            "kernel",
+            "failed",
+        )
+        words = "  ".join(f"{found[name]}" for name in shown if name in found)
+        print(f"{time.perf_counter() - started:6.1f} s  {words}", flush=True)
+    write_results(args.out, [*kept(args.out, rows), *rows])
     print(summary(rows))
     for found in wrong(rows):
         print(f"WRONG: {found}")
@@ -260,5 +253,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with torch.inference_mode():
-        main()
+    main()

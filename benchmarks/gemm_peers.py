@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-Launch = Callable[[], object]
+from gemm_timing import Launch
+
 ROTATE_BYTES = 240_000_000
 """Weights a graph reads before it meets the same ones again: four times the L2."""
 FP8_MAX = 448.0
@@ -49,7 +51,7 @@ def cublas_bf16(n: int, k: int) -> System:
 
     def make(m: int) -> list[Launch]:
         x = torch.randn(m, k, device="cuda", dtype=DTYPE)
-        return [lambda w=w: torch.mm(x, w.t()) for w in weights]
+        return [partial(torch.mm, x, w.t()) for w in weights]
 
     return System("torch-cublas", "bf16", make)
 
@@ -67,7 +69,7 @@ def torch_fp8(n: int, k: int, *, quantize: bool = False) -> System:
             a, s = fp8_rows(x) if quantize else (codes, x_scale)
             return torch._scaled_mm(a, w.t(), scale_a=s, scale_b=w_scale, out_dtype=DTYPE)
 
-        return [lambda w=w: product(w) for w in weights]
+        return [partial(product, w) for w in weights]
 
     return System("torch-fp8", "w8a8-fp8" + ("+quantize" if quantize else ""), make)
 
@@ -86,8 +88,8 @@ HUMMING: Final[dict[str, tuple[dict[str, Any], str | None]]] = {
 
 def humming(n: int, k: int, recipe: str) -> System:
     """Raises ImportError where humming-kernels is not there."""
-    from humming.forward import humming_forward
-    from humming.layer import HummingLayer
+    from humming.forward import humming_forward  # type: ignore[import-not-found, unused-ignore]
+    from humming.layer import HummingLayer  # type: ignore[import-not-found, unused-ignore]
 
     weight, activation = HUMMING[recipe]
     config = {"dtype": activation} if activation else None
@@ -107,7 +109,8 @@ def humming(n: int, k: int, recipe: str) -> System:
         else:
             x, scale = torch.randn(m, k, device="cuda", dtype=DTYPE), None
         return [
-            lambda w=w: humming_forward(
+            partial(
+                humming_forward,
                 layer.humming_config,
                 inputs=x,
                 weight=w,

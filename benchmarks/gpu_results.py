@@ -6,10 +6,11 @@ import subprocess
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import torch
 
-Row = dict[str, object]
+Row = dict[str, Any]
 QUERY = "name,driver_version,clocks.sm,clocks.max.sm,power.draw,power.limit,temperature.gpu"
 
 
@@ -24,13 +25,13 @@ def replay_us(launches: Sequence[Callable[[], object]], replays: int = 7) -> flo
     graph.replay()
     times = []
     for _ in range(replays):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         start.record()
         graph.replay()
         end.record()
         end.synchronize()
         times.append(start.elapsed_time(end) * 1000)
-    return statistics.median(times) / len(launches)
+    return float(statistics.median(times)) / len(launches)
 
 
 def machine() -> dict[str, str]:
@@ -41,12 +42,13 @@ def machine() -> dict[str, str]:
 
 
 def write_results(path: Path, rows: Sequence[Row]) -> None:
-    """`{machine, versions, date, rows}` as JSON."""
+    """`{machine, versions, date, rows}` as JSON, a row a line."""
     result = {
         "machine": machine(),
         "versions": {"torch": torch.__version__, "cuda": torch.version.cuda},
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "rows": rows,
     }
+    head = json.dumps(result, indent=1).removesuffix("\n}")
+    lines = ",\n".join("  " + json.dumps(row) for row in rows)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=1) + "\n")
+    path.write_text(f'{head},\n "rows": [\n{lines}\n ]\n}}\n')

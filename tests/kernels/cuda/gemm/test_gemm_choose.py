@@ -12,7 +12,7 @@ from tessera.kernels.cuda.gemm.measured import MEASURED
 from tessera.kernels.cuda.gemm.scratch import COUNTERS, PARTS
 from tessera.kernels.cuda.gemm.weights import FORMATS, Format
 
-H200 = Machine("unmeasured H200", 132, 4.5e6, 4096, 2500, 1780)
+H200 = Machine("unmeasured H200", 132, 4.5e6, 1780)
 
 forms = st.sampled_from(FORMATS)
 
@@ -74,7 +74,7 @@ def test_measured_variants_exist() -> None:
 
 
 def test_machines_before_hopper_run_everything_on_mma_sync() -> None:
-    a100 = Machine("unmeasured A100", 108, 1.9e6, 2048, 1500, 1270)
+    a100 = Machine("unmeasured A100", 108, 1.9e6, 1270)
     for form in FORMATS:
         for choice in choose.plan(form, 6144, 4096, "sm_80", a100):
             assert choice.family is choose.SMALL and math.isfinite(

@@ -41,15 +41,11 @@ Launch = Callable[[Any, PackedWeights, TiledRows, Tensor, Tensor | None, Scratch
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What the cost needs of a device: bytes a microsecond from memory, int8 multiply-adds a clock of an SM
-    on wgmma and on mma.sync, clocks a microsecond.
-    """
+    """What the cost needs of a device: SMs, bytes a microsecond from memory, clocks a microsecond."""
 
     name: str
     sms: int
     bytes_us: float
-    wgmma: float
-    mma: float
     clock: float
 
 
@@ -135,11 +131,10 @@ FAMILIES: Final = (WIDE, SMALL, SMALL_HOPPER)
 
 @cache
 def machine(info: DeviceInfo) -> Machine:
-    """Rates by compute capability; bandwidth is 93 % of what the memory's clock and width give."""
+    """Bandwidth is 93 % of what the memory's clock and width give, and the clock 90 % of the highest."""
     clock = driver.device_attribute(driver.ATTR_MEMORY_CLOCK_KHZ, info.index) * 1e3
     bits = driver.device_attribute(driver.ATTR_MEMORY_BUS_BITS, info.index)
-    wgmma, mma = (4096, 2500) if info.sm == 90 else (2048, 1500)
-    return Machine(info.name, info.sms, 0.93e-6 * 2 * clock * bits / 8, wgmma, mma, 0.9 * info.clock_mhz)
+    return Machine(info.name, info.sms, 0.93e-6 * 2 * clock * bits / 8, 0.9 * info.clock_mhz)
 
 
 def choose(product: Product, arch: str, on: Machine) -> Choice:
