@@ -111,7 +111,7 @@ def point(row: Row, tbps: float) -> Point | None:
 
 def describe(row: Row) -> str:
     """The case of a row: `batch 64, context 4096`."""
-    return ", ".join(f"{name} {row[name]}" for name in CASE if name in row)
+    return ", ".join(f"{name} {row[name]}" for name in CASE if row.get(name) is not None)
 
 
 # ------------------------------------------------------------------------------------------------ picture
@@ -210,25 +210,24 @@ def picture(points: Sequence[Point], tbps: float, title: str) -> str:
 
 # ------------------------------------------------------------------------------------------------ table
 def table(rows: Sequence[Row], title: str) -> str:
-    """Every row with a time, in Markdown."""
+    """Every row with a time, in Markdown, with clock and power where rows have them, and what failed."""
+    columns = [
+        ("µs", ("us",)), ("TB/s", ("tbps",)), ("T operations/s", ("tflops", "tops")), ("of roof", ("roof",)),
+        ("SM MHz", ("sm_mhz",)), ("W", ("watts",)),
+    ]  # fmt: skip
+    columns = [(name, keys) for name, keys in columns if any(key in row for row in rows for key in keys)]
     lines = [
-        f"# {title}",
-        "",
-        "| op | case | system | µs | TB/s | T operations/s | of roof |",
-        "|---|---|---|---|---|---|---|",
-    ]
+        f"# {title}", "", f"| op | case | system | {' | '.join(name for name, _ in columns)} |",
+        "|---" * (3 + len(columns)) + "|",
+    ]  # fmt: skip
     for row in rows:
         if "us" in row:
-            cells = [
-                row["op"],
-                describe(row),
-                row["system"],
-                row["us"],
-                row.get("tbps", ""),
-                row.get("tflops", row.get("tops", "")),
-            ]
-            lines.append("| " + " | ".join(map(str, [*cells, row.get("roof", "")])) + " |")
-    return "\n".join(lines) + "\n"
+            values = (next((row[key] for key in keys if key in row), "") for _, keys in columns)
+            lines.append(
+                "| " + " | ".join(map(str, [row["op"], describe(row), row["system"], *values])) + " |"
+            )
+    failed = [f"- {row['system']}, {describe(row)}: {row['failed']}" for row in rows if "failed" in row]
+    return "\n".join(lines + (["", "Not measured:", "", *failed] if failed else [])) + "\n"
 
 
 def main() -> None:

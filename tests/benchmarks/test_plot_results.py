@@ -64,6 +64,15 @@ def test_writes_picture_and_table(plot: ModuleType, tmp_path: Path, monkeypatch:
     assert table.count("\n| ") == 1 + 4, "a head and every row with a time"
 
 
+def test_clock_and_power_and_what_failed_are_in_the_table(plot: ModuleType) -> None:
+    failed = {"system": "torch", "op": "gemm", "m": None, "n": 64, "k": 128, "failed": "no such thing"}
+    lines = plot.table([GEMM | {"sm_mhz": 1755, "watts": 690}, LINEAR, failed], "a title").splitlines()
+    assert lines[2].split(" | ")[-3:] == ["µs", "SM MHz", "W |"]
+    assert lines[3].count("---") == lines[2].count(" | ") + 1
+    assert [line.split(" | ")[-3:] for line in lines[4:6]] == [["50.0", "1755", "690 |"], ["100.0", "", " |"]]
+    assert lines[-1] == "- torch, n 64, k 128: no such thing"
+
+
 def test_committed_pictures_are_those_of_their_results(plot: ModuleType) -> None:
     results = json.loads((BENCHMARKS / "results" / "kernels_h200.json").read_text())
     rows = [row for row in results["rows"] if "us" in row]

@@ -1,12 +1,14 @@
 """The choice of a variant: always one that exists, cheap where it should be, measured where it was."""
 
 import math
+from dataclasses import replace
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.kernels.cuda.gemm import choose, wide
+from tessera.kernels.cuda.gemm import choose, small_templates, wide, wide_templates
 from tessera.kernels.cuda.gemm.choose import BUCKETS, FAMILIES, Machine, Product, bucket
 from tessera.kernels.cuda.gemm.measured import MEASURED
 from tessera.kernels.cuda.gemm.scratch import COUNTERS, PARTS
@@ -64,13 +66,23 @@ def test_what_was_measured_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose.choose(Product(product.form, 6144, 4096, 96), "sm_90a", H200).variant != slow
 
 
-def test_measured_variants_exist() -> None:
-    names = {str(variant) for family in FAMILIES for variant in family.variants}
-    forms = {str(form) for form in FORMATS}
-    for shapes in MEASURED.values():
-        for (form, _, _), by_tokens in shapes.items():
-            assert form in forms
-            assert set(by_tokens.values()) <= names and set(by_tokens) <= set(BUCKETS)
+@pytest.mark.parametrize("name", MEASURED)
+def test_the_table_is_of_one_device_and_others_get_the_model(name: str) -> None:
+    """And whatever is chosen is an instance that tests compile."""
+    forms = {str(form): form for form in FORMATS}
+    compiled = {case.expression for case in (*small_templates.CASES, *wide_templates.CASES)}
+    for (form, n, k), by_tokens in MEASURED[name].items():
+        assert set(by_tokens) <= set(BUCKETS)
+        there = dict(zip(BUCKETS, choose.plan(forms[form], n, k, "sm_90a", replace(H200, name=name)), strict=True))
+        others = dict(zip(BUCKETS, choose.plan(forms[form], n, k, "sm_90a", H200), strict=True))
+        assert {tokens: str(there[tokens]) for tokens in by_tokens} == by_tokens
+        for tokens, choice in others.items():
+            product = Product(forms[form], n, k, tokens)
+            least = min(f.cost_us(v, product, H200) for f in FAMILIES if "sm_90a" in f.archs for v in f.variants)
+            assert choice.family.cost_us(choice.variant, product, H200) == least
+        for choice in {*there.values(), *others.values()}:
+            instance = choice.family.instance(choice.variant, forms[form], torch.bfloat16).inst
+            assert instance.expression in compiled
 
 
 def test_machines_before_hopper_run_everything_on_mma_sync() -> None:

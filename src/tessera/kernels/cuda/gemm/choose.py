@@ -91,11 +91,18 @@ class Choice:
         return str(self.variant)
 
 
+WIDE_LAUNCH: Final = (0.3, 0.87)
+"""Microseconds of a launch in a graph besides its work, and the share of the bandwidth that it gets."""
+SMALL_LAUNCH: Final = (1.5, 0.9)
+"""Microseconds as above, and the share of the clocks that are not hidden by the launch before."""
+
+
 def wide_us(variant: wide.Variant, product: Product, machine: Machine) -> float:
     """The plan's clocks beside the bytes; numbers fitted on an H200 (notes/2026-11-30-gemm-wide.md)."""
     p = product
     cut = wide.plan(variant, p.n, p.k, p.tokens, machine.sms, p.form.tile_bytes)
-    return 0.3 + _overlapped(cut.clocks / machine.clock, p.nbytes / (0.87 * machine.bytes_us))
+    start, share = WIDE_LAUNCH
+    return start + _overlapped(cut.clocks / machine.clock, p.nbytes / (share * machine.bytes_us))
 
 
 def small_us(variant: small.Variant, product: Product, machine: Machine) -> float:
@@ -109,7 +116,8 @@ def small_us(variant: small.Variant, product: Product, machine: Machine) -> floa
     blocks = small.grid(n, k, tokens, sms, variant, product.form)
     units = -(-tokens // variant.tokens) * -(-n // variant.rows) * product.steps
     clocks = small.clocks(units, product.steps, blocks, sms, variant, product.form)
-    return 1.5 + max(0.9 * clocks / machine.clock, product.nbytes / machine.bytes_us)
+    start, share = SMALL_LAUNCH
+    return start + max(share * clocks / machine.clock, product.nbytes / machine.bytes_us)
 
 
 def _overlapped(a: float, b: float) -> float:

@@ -97,6 +97,8 @@ class Plan:
 
 SECOND_CLOCKS: Final = 2000
 """To have two blocks an SM instead of one."""
+MULTIPLY_RATE: Final = 0.98
+"""Of the tensor cores' 4096 products a clock."""
 LATENCY_CLOCKS: Final = 2.7
 """Of a warpgroup's step, for each token: what other warpgroups have to hide."""
 COPY_CLOCKS: Final = (216, 111)
@@ -118,7 +120,7 @@ def plan(variant: Variant, n: int, k: int, tokens: int, sms: int, tile_bytes: in
     v = variant
     tiles = -(-tokens // v.tokens) * -(-n // v.rows)
     steps, blocks, elements = -(-k // STEP), sms * v.blocks, v.tokens * v.rows
-    multiplied = v.blocks * elements / 32 / 0.98  # of 4096 products a clock
+    multiplied = v.blocks * elements / 32 / MULTIPLY_RATE
     stage = v.tokens * STEP + v.panels * tile_bytes
     copied = COPY_CLOCKS[0] + COPY_CLOCKS[1] * (1 + v.panels) + v.blocks * stage / COPY_BYTES
     latency = LATENCY_CLOCKS * v.tokens / v.teams
