@@ -8,9 +8,9 @@ kernels are compiled (humming-kernels has to be importable, or is left out); the
 system that fails is reported and the rest goes on. Cells that are measured replace those of an existing file.
 
 Microseconds a launch: medians of replays of CUDA graphs, one a system, in turn, with rests, on random data,
-over weights that together are four times the L2. Activations come quantized, as the norm or the activation
-function before a product gives them; in the rows `+quantize` they come in bf16 and a launch of its own
-quantizes them. `roof` is the fraction of what a copy's bandwidth or the datasheet's dense rate allows,
+over weights that together are four times the L2; in rows `sustained` without rests, so that the card's power
+limit decides. Activations come quantized, as the norm or the activation function before a product gives them;
+in the rows `+quantize` they come in bf16 and a launch of its own quantizes them. `roof` is the fraction of what a copy's bandwidth or the datasheet's dense rate allows,
 whichever is less. Rows `wgmma-loop` are no products: they do as many operations on chip. Rows `qserve,
 another day` are constants (gemm_peers.py).
 """
@@ -37,8 +37,11 @@ from tessera.spec import Qtile, Recipe
 
 SHAPES = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (57344, 8192), (8192, 28672))
 READ_TBPS, INT8_TOPS, BF16_TFLOPS = 4.2, 1979.0, 989.0
-LOOP_TOKENS = 2048
-"""From which number the tensor cores alone are timed too: a step of their loop is small beside a product."""
+MANY_TOKENS = 2048
+"""From which number on the tensor cores alone are timed too (a step of their loop is small beside a product),
+and everything for SUSTAINED_S seconds without rests.
+"""
+SUSTAINED_S = 0.6
 
 
 class Failed(Exception):
@@ -92,7 +95,7 @@ def cell(child: Child, there: Sequence[tuple[str, Ready]], n: int, k: int, m: in
     least_us = max(2.0 * m * n * k / INT8_TOPS, n * k / 2 / READ_TBPS) / 1e6
     graphs: list[tuple[str, Ready, Timed]] = []
     for part, one in there:
-        if part != LOOP or m >= LOOP_TOKENS:
+        if part != LOOP or m >= MANY_TOKENS:
             made = attempt(child, part, m, partial(graph, one, m, least_us))
             graphs += [] if made is None else [(part, one, made)]
     child.at("", m)
@@ -103,6 +106,12 @@ def cell(child: Child, there: Sequence[tuple[str, Ready]], n: int, k: int, m: in
             error = attempt(child, part, m, partial(one.ours.error, m))
             found |= {"kernel": one.ours.variant(m), "error": None if error is None else round(error, 6)}
         rows.append(found)
+    for part, one, timed in graphs if m >= MANY_TOKENS else ():
+        if "+" not in one.system.recipe:
+            reading = attempt(child, part, m, partial(timed.sustained, SUSTAINED_S))
+            if reading is not None:
+                found = row(one.system, m, n, k, reading)
+                rows.append(found | {"op": f"{found['op']} sustained"})
     for recipe in ("w4a8-g128", "w4a8-chn"):
         if m in TOKENS and (recipe, n, k) in QSERVE_US:
             constant = Reading(QSERVE_US[recipe, n, k][TOKENS.index(m)], {})

@@ -42,6 +42,25 @@ class Timed:
         time.sleep(milliseconds / 1e3)
         return milliseconds * 1e3 / len(self.launches), state
 
+    def sustained(self, seconds: float) -> "Reading":
+        """The mean of a launch in the second half of `seconds` without rests, and clock and power there."""
+        middle, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        once, _ = self.us()
+        half = max(1, math.ceil(seconds / 2 * 1e6 / once / len(self.launches)))
+        for i in range(2 * half):
+            if i == half:
+                middle.record()
+            self.graph.replay()
+        end.record()
+        middle.synchronize()
+        before, started = energy_mj(), time.perf_counter()
+        state = card_state()
+        end.synchronize()
+        spent = energy_mj() - before
+        if state:
+            state["watts"] = round(spent / 1e3 / (time.perf_counter() - started))
+        return Reading(middle.elapsed_time(end) * 1e3 / half / len(self.launches), state)
+
 
 @dataclass(frozen=True)
 class Reading:
@@ -94,3 +113,9 @@ def card_state() -> dict[str, int]:
         "sm_mhz": nvml.nvmlDeviceGetClockInfo(card, nvml.NVML_CLOCK_SM),
         "watts": round(nvml.nvmlDeviceGetPowerUsage(card) / 1000),
     }
+
+
+def energy_mj() -> int:
+    """Millijoules that the card has taken since the driver was loaded; 0 where NVML is not there."""
+    found = _nvml()
+    return int(found[0].nvmlDeviceGetTotalEnergyConsumption(found[1])) if found else 0

@@ -137,12 +137,25 @@ class Pipe:
         return "go"
 
 
+class Graph:
+    """Launches once, where a graph would be captured."""
+
+    def __init__(self, launches: list[Any], least_us: float) -> None:
+        for launch in launches:
+            launch()
+
+    def sustained(self, seconds: float) -> Any:
+        from gemm_timing import Reading
+
+        return Reading(20.0, {"watts": 690})
+
+
 @pytest.fixture
 def systems(gemm: ModuleType, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Systems to be filled in by a test; graphs and times are not of this world."""
     made: dict[str, Any] = {}
     monkeypatch.setattr(gemm, "builders", lambda n, k: made)
-    monkeypatch.setattr(gemm, "graph_of", lambda launches, least_us: [launch() for launch in launches])
+    monkeypatch.setattr(gemm, "graph_of", Graph)
     monkeypatch.setattr(gemm, "time_in_turn", lambda graphs: [gemm.Reading(10.0, {}) for _ in graphs])
     monkeypatch.setattr(gemm.torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(gemm.torch.cuda, "empty_cache", lambda: None)
@@ -181,6 +194,16 @@ def test_a_system_that_fails_is_reported_and_the_others_are_timed(
     done = {step: rows for kind, step, rows in (w for w in pipe.said if w[0] == "done")}
     assert [(r["system"], r["m"]) for r in done[1]] == [("tessera", 1), ("torch", 1)]
     assert [(r["system"], r["m"]) for r in done[8]] == [("tessera", 8)]
+
+
+def test_many_tokens_also_run_without_rests(gemm: ModuleType, systems: dict[str, Any]) -> None:
+    systems |= {"tessera a": system(gemm, "tessera")}
+    pipe = Pipe()
+    gemm.measure(gemm.Child(pipe, ((64, 128), ("",)), (512, 2048), frozenset()))
+    rows = [row for kind, *what in pipe.said if kind == "done" for row in what[1]]
+    assert [(r["op"], r["m"], r["us"]) for r in rows] == [
+        ("gemm", 512, 10.0), ("gemm", 2048, 10.0), ("gemm sustained", 2048, 20.0),
+    ]  # fmt: skip
 
 
 def test_a_process_whose_device_is_lost_ends(
