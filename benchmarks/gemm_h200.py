@@ -10,9 +10,9 @@ system that fails is reported and the rest goes on. Cells that are measured repl
 Microseconds a launch: medians of replays of CUDA graphs, one a system, in turn, with rests, on random data,
 over weights that together are four times the L2; in rows `sustained` without rests, so that the card's power
 limit decides. Activations come quantized, as the norm or the activation function before a product gives them;
-in the rows `+quantize` they come in bf16 and a launch of its own quantizes them. `roof` is the fraction of what a copy's bandwidth or the datasheet's dense rate allows,
-whichever is less. Rows `wgmma-loop` are no products: they do as many operations on chip. Rows `qserve,
-another day` are constants (gemm_peers.py).
+in the rows `+quantize` they come in bf16 and a launch of its own quantizes them. `roof` is the fraction of
+what a copy's bandwidth or the datasheet's dense rate allows, whichever is less. Rows `wgmma-loop` are no
+products: they do as many operations on chip. Rows `qserve, another day` are constants (gemm_peers.py).
 """
 
 import argparse
