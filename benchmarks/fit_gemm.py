@@ -25,7 +25,8 @@ from tune_gemm import H200, RESULTS, by_cell, choices, model_report, stored
 CONSTANTS: Final[dict[str, list[tuple[ModuleType, str]]]] = {
     "wide": [
         (choose, "WIDE_LAUNCH"), (wide, "SECOND_CLOCKS"), (wide, "LATENCY_CLOCKS"), (wide, "COPY_CLOCKS"),
-        (wide, "COPY_BYTES"), (wide, "MULTIPLY_RATE"), (wide, "END_CLOCKS"), (wide, "CUT_CLOCKS"),
+        (wide, "COPY_BYTES"), (wide, "RING_CLOCKS"), (wide, "MULTIPLY_RATE"), (wide, "END_CLOCKS"),
+        (wide, "CUT_CLOCKS"),
     ],
     "small": [
         (choose, "SMALL_LAUNCH"), (small, "_STREAM"), (small, "_SHARE"), (small, "_HALF"), (small, "_INTO"),
@@ -34,6 +35,7 @@ CONSTANTS: Final[dict[str, list[tuple[ModuleType, str]]]] = {
 }  # fmt: skip
 LEVEL = 0.25, 0.05
 """Weight of how far a cell as a whole is off, up to 256 tokens and above."""
+FAR = 1.6
 ROUNDS = 2000
 
 Values = list[tuple[float, ...]]
@@ -53,11 +55,12 @@ def put(names: Sequence[tuple[ModuleType, str]], values: Values) -> None:
 
 
 def cells_of(rows: Sequence[Row], family: str) -> Cells:
-    """Cells with two or more timings of the family."""
+    """Cells with two or more timings of the family that are not FAR behind the fastest."""
     forms, able = {str(form): form for form in FORMATS}, choices()
     cells = []
     for (form, n, k, m), found in by_cell(rows).items():
-        timed = [(able[r["variant"]], float(r["us"])) for r in found if r["variant"].startswith(family)]
+        near = [r for r in found if r["variant"].startswith(family) and r["us"] < FAR * found[0]["us"]]
+        timed = [(able[r["variant"]], float(r["us"])) for r in near]
         if len(timed) > 1:
             cells.append((Product(forms[form], n, k, m), timed))
     return cells

@@ -3,9 +3,9 @@
     python benchmarks/gemm_h200.py [--shapes 28672x4096] [--tokens 1,64,2048] [--systems tessera,humming]
         [--out benchmarks/results/gemm_h200.json]
 
-Needs a GPU; TIME. A process a shape prepares its systems, all at once, since
-kernels are compiled (humming-kernels has to be importable, or is left out); then they measure one by one. A
-system that fails is reported and the rest goes on. Cells that are measured replace those of an existing file.
+Needs a GPU and three minutes. A process a shape prepares its systems, all at once, since kernels are compiled
+(humming-kernels has to be importable, or is left out); then they measure one by one. A system that fails is
+reported and the rest goes on. Cells that are measured replace those of an existing file.
 
 Microseconds a launch: medians of replays of CUDA graphs, one a system, in turn, with rests, on random data,
 over weights that together are four times the L2; in rows `sustained` without rests, so that the card's power

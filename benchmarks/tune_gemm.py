@@ -4,10 +4,10 @@
         [--candidates 9] [--json benchmarks/results/tune_gemm_h200.json] [--out measured.py]
     python benchmarks/tune_gemm.py --written    # without a GPU: measured.py again from the JSON
 
-Needs a GPU; TIME. For each shape and token count the variants that the cost model ranks first are timed as in
-gemm_h200.py. Of those within NEAR of the fastest, the one that wins most cells is taken: a layer then needs
-few kernels. The JSON keeps the KEPT fastest of each cell, and cells that are not measured again; what the
-choices of the model alone would lose is printed.
+Needs a GPU and a minute and a half. For each shape and token count the variants that the cost model ranks
+first are timed as in gemm_h200.py. Of those within NEAR of the fastest, the one that wins most cells is
+taken: a layer then needs few kernels. The JSON keeps the KEPT fastest of each cell, and cells that are not
+measured again; what the choices of the model alone would lose is printed.
 """
 
 import argparse

@@ -51,7 +51,7 @@ def test_many_tokens_run_in_large_tiles(form: Format, n: int, k: int) -> None:
 def test_every_choice_fits_the_scratch(n: int, k: int, tokens: int) -> None:
     variant = choose.choose(Product(Format(4, 128), n, k, tokens), "sm_90a", H200).variant
     if isinstance(variant, wide.Variant):
-        cut = wide.plan(variant, n, k, tokens, H200.sms)
+        cut = wide.plan(variant, Format(4, 128), n, k, tokens, H200.sms)
         assert cut.cut_tiles * variant.panels * variant.slices <= COUNTERS
         assert cut.cut_tiles * cut.cuts * variant.tokens * variant.rows <= PARTS
 

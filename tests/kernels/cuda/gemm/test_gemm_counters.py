@@ -100,7 +100,7 @@ def test_blocks_beyond_the_line_would_be_counted_in_vain() -> None:
 @given(N, K, TOKENS, SMS, st.sampled_from(wide.VARIANTS), st.sampled_from(FORMATS))
 def test_wide(n: int, k: int, tokens: int, sms: int, variant: wide.Variant, form: Format) -> None:
     """What holds of a tile holds of each panel and slice of it: all blocks count all of them."""
-    cut = wide.plan(variant, n, k, tokens, sms, form.tile_bytes)
+    cut = wide.plan(variant, form, n, k, tokens, sms)
     steps = -(-k // 128)
     visits = [
         Visit(tile, tile, cut.cuts - 1, tile * cut.cuts + block % cut.cuts)

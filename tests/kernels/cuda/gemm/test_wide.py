@@ -38,7 +38,7 @@ def shares(cut: wide.Plan, tiles: int, steps: int) -> list[list[tuple[int, int, 
 def test_every_step_of_every_tile_is_done_once(
     tokens: int, n: int, k: int, variant: Variant, sms: int
 ) -> None:
-    cut = wide.plan(variant, n, k, tokens, sms)
+    cut = wide.plan(variant, Format(4, 128), n, k, tokens, sms)
     tiles = -(-tokens // variant.tokens) * -(-n // variant.rows)
     steps = -(-k // 128)
     dealt = shares(cut, tiles, steps)

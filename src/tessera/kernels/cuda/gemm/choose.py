@@ -91,16 +91,16 @@ class Choice:
         return str(self.variant)
 
 
-WIDE_LAUNCH: Final = (0.3, 0.87)
+WIDE_LAUNCH: Final = (1.67, 0.928)
 """Microseconds of a launch in a graph besides its work, and the share of the bandwidth that it gets."""
-SMALL_LAUNCH: Final = (1.5, 0.9)
+SMALL_LAUNCH: Final = (1.8, 0.9)
 """Microseconds as above, and the share of the clocks that are not hidden by the launch before."""
 
 
 def wide_us(variant: wide.Variant, product: Product, machine: Machine) -> float:
     """The plan's clocks beside the bytes; numbers fitted on an H200 (notes/2026-11-30-gemm-wide.md)."""
     p = product
-    cut = wide.plan(variant, p.n, p.k, p.tokens, machine.sms, p.form.tile_bytes)
+    cut = wide.plan(variant, p.form, p.n, p.k, p.tokens, machine.sms)
     start, share = WIDE_LAUNCH
     return start + _overlapped(cut.clocks / machine.clock, p.nbytes / (share * machine.bytes_us))
 

@@ -95,36 +95,39 @@ class Plan:
     clocks: float
 
 
-SECOND_CLOCKS: Final = 2000
+SECOND_CLOCKS: Final = 3020
 """To have two blocks an SM instead of one."""
-MULTIPLY_RATE: Final = 0.98
+MULTIPLY_RATE: Final = 0.96
 """Of the tensor cores' 4096 products a clock."""
-LATENCY_CLOCKS: Final = 2.7
+LATENCY_CLOCKS: Final = 2.31
 """Of a warpgroup's step, for each token: what other warpgroups have to hide."""
-COPY_CLOCKS: Final = (216, 111)
-"""To have a step copied, and for each copy, while one warp did it."""
-COPY_BYTES: Final = 357
+COPY_CLOCKS: Final = (26.2, 74.8)
+"""To have a step copied, and for each copy."""
+COPY_BYTES: Final = 104
 """Bytes a clock of such copies."""
-END_CLOCKS: Final = 0.175
+RING_CLOCKS: Final = 2160
+"""From asking for a stage to having multiplied it, which the stages of a ring share."""
+END_CLOCKS: Final = 0.012
 """To store y, for each of its elements."""
-CUT_CLOCKS: Final = (1870, 1570, 0.223)
+CUT_CLOCKS: Final = (2740, 1100, 0.229)
 """To put a cut tile together, for each block that has a part of it, and for each element."""
 
 
 @cache
-def plan(variant: Variant, n: int, k: int, tokens: int, sms: int, tile_bytes: int = 4224) -> Plan:
+def plan(variant: Variant, weights: Format, n: int, k: int, tokens: int, sms: int) -> Plan:
     """Whole tiles go round the blocks; those that are left over are cut where that is quicker.
 
-    The clocks are fitted to 432 timings on an H200 (notes/2026-11-30-gemm-wide.md).
+    The clocks are fitted to timings on an H200 by benchmarks/fit_gemm.py (notes/2026-11-30-gemm-engine.md).
     """
     v = variant
     tiles = -(-tokens // v.tokens) * -(-n // v.rows)
     steps, blocks, elements = -(-k // STEP), sms * v.blocks, v.tokens * v.rows
     multiplied = v.blocks * elements / 32 / MULTIPLY_RATE
-    stage = v.tokens * STEP + v.panels * tile_bytes
+    stage = v.tokens * STEP + v.panels * weights.tile_bytes
     copied = COPY_CLOCKS[0] + COPY_CLOCKS[1] * (1 + v.panels) + v.blocks * stage / COPY_BYTES
     latency = LATENCY_CLOCKS * v.tokens / v.teams
-    step = (multiplied**4 + latency**4 + copied**4) ** 0.25
+    awaited = RING_CLOCKS / v.stages(weights)
+    step = (multiplied**4 + latency**4 + copied**4 + awaited**4) ** 0.25
     rest, rounds = tiles % blocks, tiles // blocks
     run = -(-steps // max(1, blocks // max(rest, 1)))  # steps of a cut tile that a block does
     cuts = -(-steps // run)
@@ -176,7 +179,7 @@ def launch(
     if not tokens:
         return
     form = weights.form
-    cut = plan(variant, n, k, tokens, device_info(y.get_device()).sms, form.tile_bytes)
+    cut = plan(variant, form, n, k, tokens, device_info(y.get_device()).sms)
     scratch.require(
         str(variant),
         counters=cut.cut_tiles * variant.panels * variant.slices,
