@@ -104,11 +104,13 @@ class Registry(Generic[K]):
 
     def select(self, problem: Any) -> K:
         """First kernel that can run `problem`. Raises NoKernelError with everyone's reason."""
-        verdicts = [(kernel, kernel.can_implement(problem)) for kernel in self.kernels]
-        for kernel, verdict in verdicts:
+        refused: dict[str, list[str]] = {}
+        for kernel in self.kernels:
+            verdict = kernel.can_implement(problem)
             if verdict.ok:
                 return kernel
-        reasons = "\n".join(f"  {kernel.id}: {verdict.reason}" for kernel, verdict in verdicts)
+            refused.setdefault(verdict.reason, []).append(kernel.id)
+        reasons = "\n".join(f"  {', '.join(ids)}: {reason}" for reason, ids in refused.items())
         raise NoKernelError(f"no {self.op} kernel for {problem}:\n{reasons or '  none is registered'}")
 
 

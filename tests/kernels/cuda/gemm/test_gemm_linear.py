@@ -56,7 +56,10 @@ def test_a_refusal_reads_as_text() -> None:
     assert first == (
         "no linear kernel for W [64, 4096] s8n --scale(scale: f16; c)--> f32, x f16, y bf16 on cuda sm_90a:"
     )
-    assert any("sm90_bf16_int8: activations are f16, not int8 per token" in reason for reason in reasons)
+    assert "  sm90_bf16_int8: activations are f16, not int8 per token" in reasons
+    assert any(
+        reason.startswith("  sm80_bf16_cublas, sm80_bf16_int4, sm80_bf16_int8") for reason in reasons
+    ), "kernels with one reason in a line"
 
 
 class TestOnDevice:
