@@ -129,4 +129,7 @@ def test_half(n: int, k: int, tokens: int, sms: int, variant: half.Variant, spli
             visits.append(Visit(tile, counter, last - first, 2 * block + second))
     check(visits, cut.grid if variant.kind == "small" else cut.split_tiles, 2 * cut.grid)
     counters, parts = half.needs(variant, cut)
+    warps = 1 if variant.kind == "small" else variant.rows // 16  # of a tile, each with a counter of its own
+    assert all((v.counter + 1) * warps <= counters for v in visits)
+    assert all((v.place + 1) * variant.tokens * variant.rows <= parts for v in visits)
     assert counters <= COUNTERS and parts <= PARTS
