@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kernels.cuda.gemm.gemm_case import line
 from kernels.cuda.gemm.test_half import shares as dealt_half
 from kernels.cuda.gemm.test_wide import shares as dealt_wide
-from tessera.kernels.cuda.gemm import half, small, wide
+from tessera.kernels.cuda.gemm import half, half_small, small, wide
 from tessera.kernels.cuda.gemm.half_choose import SPLITS, Choice, Split, split_of
 from tessera.kernels.cuda.gemm.scratch import COUNTERS, PARTS
 from tessera.kernels.cuda.gemm.weights import FORMATS, Format
@@ -113,9 +113,17 @@ def test_wide(n: int, k: int, tokens: int, sms: int, variant: wide.Variant, form
     assert cut.cut_tiles * cut.cuts * variant.tokens * variant.rows <= PARTS
 
 
-@given(N, K, TOKENS, SMS, st.sampled_from(half.SMALL + half.WIDE), st.sampled_from(SPLITS))
+@given(N, K, TOKENS, SMS, st.sampled_from(half_small.VARIANTS), st.sampled_from((32, 64, 128, 0)))
+def test_half_small(n: int, k: int, tokens: int, sms: int, variant: small.Variant, group: int) -> None:
+    units, steps = line(variant, n, k, tokens)
+    blocks = small.grid(n, k, tokens, sms, variant, half_small.Form(group))
+    check(small_visits(units, steps, blocks), blocks, 2 * blocks)
+    assert blocks * variant.row_warps <= COUNTERS and 2 * blocks * variant.rows * variant.tokens <= PARTS
+
+
+@given(N, K, TOKENS, SMS, st.sampled_from(half.VARIANTS), st.sampled_from(SPLITS))
 def test_half(n: int, k: int, tokens: int, sms: int, variant: half.Variant, split: Split) -> None:
-    """`Parts` of gemm/half.cuh. A counter is that of a tile, or in `small` of the first block with a part."""
+    """`Parts` of gemm/half.cuh."""
     steps, tiles = -(-k // 128), half.tiles_of(variant, n, tokens)
     cut = half.cut(tiles, steps, sms * variant.blocks, split_of(Choice(variant, split), n, tokens, sms))
     visits = []
@@ -125,11 +133,10 @@ def test_half(n: int, k: int, tokens: int, sms: int, variant: half.Variant, spli
                 continue
             first, last = tile * steps // cut.quota, ((tile + 1) * steps - 1) // cut.quota
             second = block * cut.quota // steps != tile
-            counter = first if variant.kind == "small" else tile
-            visits.append(Visit(tile, counter, last - first, 2 * block + second))
-    check(visits, cut.grid if variant.kind == "small" else cut.split_tiles, 2 * cut.grid)
+            visits.append(Visit(tile, tile, last - first, 2 * block + second))
+    check(visits, cut.split_tiles, 2 * cut.grid)
     counters, parts = half.needs(variant, cut)
-    warps = 1 if variant.kind == "small" else variant.rows // 16  # of a tile, each with a counter of its own
+    warps = variant.rows // 16  # of a tile, each with a counter of its own
     assert all((v.counter + 1) * warps <= counters for v in visits)
     assert all((v.place + 1) * variant.tokens * variant.rows <= parts for v in visits)
     assert counters <= COUNTERS and parts <= PARTS

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from tessera.kernels.cuda import sass
 from tessera.kernels.cuda.device import DeviceInfo
-from tessera.kernels.cuda.gemm import half
-from tessera.kernels.cuda.gemm.half import SMALL, WIDE, Variant
-from tessera.kernels.cuda.gemm.half_choose import SPLITS, Choice, choose, cost_us, plan, split_of
+from tessera.kernels.cuda.gemm import half, half_small, small
+from tessera.kernels.cuda.gemm.half import Variant
+from tessera.kernels.cuda.gemm.half_choose import SMALL, WIDE, Choice, choose, cost_us, plan, split_of
 from tessera.kernels.cuda.gemm.half_measured import MEASURED
 from tessera.kernels.cuda.gemm.scratch import COUNTERS, PARTS
 from tessera.kernels.jit.nvrtc import compile_kernel
@@ -37,7 +37,7 @@ def shares(cut: half.Cut, tiles: int, steps: int) -> list[list[tuple[int, int, i
 
 
 @given(
-    variant=st.sampled_from(SMALL + WIDE),
+    variant=st.sampled_from(half.VARIANTS),
     tiles=st.integers(1, 900),
     steps=st.integers(1, 70),
     sms=st.sampled_from((1, 7, 132)),
@@ -74,19 +74,17 @@ def test_other_shapes_get_what_costs_least() -> None:
         for tokens, name in MEASURED[H200.name][n, k].items():
             choice = choose(n, k, tokens, other)
             assert choice.variant.tokens <= 2 * max(tokens, 8), (choice, name)
-            measured = next(c for c in ALL if str(c) == name)
+            measured = next(c for c in SMALL + WIDE if str(c) == name)
             # The cost ranks well enough if what was fastest is near its best.
-            costs = [cost_us(c, n, k, tokens, other.sms) for c in (choice, measured)]
+            costs = [cost_us(c, n, k, tokens, other) for c in (choice, measured)]
             assert costs[0] <= costs[1] <= 1.4 * costs[0], (choice, name, costs)
-    assert {c.variant.kind for c in plan(4096, 4096, A100)} == {"small"}
+    assert {c.variant for c in plan(4096, 4096, A100)} <= set(half_small.ANYWHERE)
 
 
-ALL = [Choice(variant, split) for variant in SMALL + WIDE for split in SPLITS]
-
-
-@pytest.mark.parametrize("choice", ALL, ids=str)
+@pytest.mark.parametrize("choice", WIDE, ids=str)
 @pytest.mark.parametrize("tokens", [1, 30, 2048, 16384])
 def test_scratch_suffices_for_every_choice(choice: Choice, tokens: int) -> None:
+    assert isinstance(choice.variant, Variant)
     for n, k in ((128, 32), (28672, 4096), (57344, 8192), (128256, 4096)):
         split = split_of(choice, n, tokens, 132)
         cut = half.cut(
@@ -96,7 +94,7 @@ def test_scratch_suffices_for_every_choice(choice: Choice, tokens: int) -> None:
         assert counters <= COUNTERS and parts <= PARTS
 
 
-@pytest.mark.parametrize("variant", SMALL + WIDE, ids=str)
+@pytest.mark.parametrize("variant", half.VARIANTS, ids=str)
 @pytest.mark.parametrize("group", GROUPS)
 def test_shared_memory_holds_a_ring(variant: Variant, group: int) -> None:
     stages = variant.stages(group)
@@ -104,14 +102,21 @@ def test_shared_memory_holds_a_ring(variant: Variant, group: int) -> None:
     blocks = 2 if variant.light else 1
     assert blocks * (variant.smem(stages, group) + 2048) <= 228 * 1024
     assert variant.blocks <= blocks
-    if variant.kind == "small":
-        old = variant.stages(group, before_hopper=True)
-        assert old >= 4 and old % 2 == 0 and variant.smem(old, group) <= 98 * 1024
 
 
-def read(variant: Variant, dtype: torch.dtype, group: int) -> sass.Sass:
+@pytest.mark.parametrize("variant", half_small.VARIANTS, ids=str)
+@pytest.mark.parametrize("group", GROUPS)
+def test_shared_memory_holds_a_ring_of_few_tokens(variant: small.Variant, group: int) -> None:
+    form = half_small.Form(group)
+    assert variant.stages(form, small.WHOLE_SM) >= 2
+    if variant in half_small.ANYWHERE:
+        assert variant.stages(form, 98 * 1024) >= 2  # of a block on sm_86 and sm_89
+
+
+def read(variant: Variant | small.Variant, dtype: torch.dtype, group: int) -> sass.Sass:
     pytest.importorskip("cuda.bindings.nvrtc", reason="needs the cuda extra")
-    return sass.read(compile_kernel(half.instance(variant, dtype, group).instance("sm_90a")).cubin)
+    kernel = Choice(variant).instance(dtype, group)
+    return sass.read(compile_kernel(kernel.instance("sm_90a")).cubin)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["f16", "bf16"])
@@ -120,21 +125,22 @@ def read(variant: Variant, dtype: torch.dtype, group: int) -> sass.Sass:
 def test_a_weight_of_few_tokens_costs_less_than_an_instruction(
     dtype: torch.dtype, group: int, tokens: int
 ) -> None:
-    code = read(Variant("small", tokens), dtype, group)
-    loop = code.main_loop("HMMA")
-    assert loop.count("LDL", "STL") == 0
-    steps = loop.count("HMMA") // (3 * tokens // 8)  # two tiles of rows, and ones, for each 8 tokens
-    words = 2 * steps  # of 8 weights: two tiles of rows by two rows, every other step
+    code = read(small.Variant(tokens, panels=2, strips=2, smem=small.WHOLE_SM), dtype, group)
+    loop = min((x for x in code.loops if x.count("HMMA")), key=lambda x: len(x.instructions))
+    assert not code.uses_local_memory
+    # Two strips of rows, and ones, for each 8 tokens and each of eight steps of k = 16.
+    assert loop.count("HMMA") == 3 * tokens // 8 * 8
+    assert loop.count("LDSM") == 4 * tokens // 8 and loop.count("LDS") == 4 + 4 * bool(group)
+    words = 16  # of 8 weights
     # For 8 weights three shifts and four ANDs, which also set the bits of bf16.
     assert loop.count("LOP3", "SHF") <= 7 * words + 16
     assert loop.count("HADD2", "HMUL2", "HFMA2") <= 4
+    assert len(loop.instructions) <= 12 * words + 4 * tokens + 16
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["f16", "bf16"])
 @pytest.mark.parametrize("group", [128, 0])
-@pytest.mark.parametrize(
-    "variant", [Variant("wide", 64), Variant("wide", 128, 256), Variant("wide", 256)], ids=str
-)
+@pytest.mark.parametrize("variant", [Variant(64), Variant(128, 256), Variant(256)], ids=str)
 def test_a_weight_of_many_tokens_is_made_in_registers(
     dtype: torch.dtype, group: int, variant: Variant
 ) -> None:

@@ -5,13 +5,15 @@ relative RMS u / sqrt(3) at worst. `wide` also rounds each weight of a group to 
 scale before it; those are independent errors of u / sqrt(3) each. What fp32 sums lose is far below.
 """
 
+from collections.abc import Iterator
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
 
 from kernels.cuda.cuda_case import DTYPES, EPSILON, GPU, randn, relative_rms
-from tessera.kernels.cuda.gemm import half
-from tessera.kernels.cuda.gemm.half import SMALL, WIDE, Variant
+from tessera.kernels.cuda.gemm import half, half_small, small
 from tessera.kernels.cuda.gemm.half_weights import HalfWeights, pack
 from tessera.kernels.cuda.gemm.scratch import scratch
 from tessera.kernels.errors import KernelArgumentError
@@ -20,6 +22,8 @@ from tessera.spec import Chain, Pattern, Qtile, affine_zero
 
 pytestmark = GPU
 
+Variant = half.Variant | small.Variant
+WIDE, SMALL = half.VARIANTS, half_small.VARIANTS
 GUARD = 3
 """Rows behind the output that must stay as they were."""
 CHAINS = {
@@ -41,19 +45,24 @@ def weights(n: int, k: int, chain: Chain) -> tuple[HalfWeights, Tensor]:
 
 
 def bound(variant: Variant, dtype: torch.dtype, form: str) -> float:
-    errors = 1 + (variant.kind == "wide" and form != "chn") * (1 + (dtype == torch.bfloat16))
+    errors = 1 + (variant in WIDE and form != "chn") * (1 + (dtype == torch.bfloat16))
     return float(EPSILON[dtype] * (errors / 3) ** 0.5)
 
 
 def run(variant: Variant, split: int, w: HalfWeights, x: Tensor, bias: Tensor | None) -> Tensor:
     tokens, n = x.shape[0], w.tile.shape[0]
     memory = torch.full((tokens + GUARD, n), float("nan"), dtype=x.dtype, device="cuda")
-    half.launch(variant, split, w, x, memory[:tokens], bias, scratch(0))
+    if isinstance(variant, half.Variant):
+        half.launch(variant, split, w, x, memory[:tokens], bias, scratch(0))
+    else:
+        half_small.launch(variant, w, x, memory[:tokens], bias, scratch(0))
     assert memory[tokens:].isnan().all()
     return memory[:tokens]
 
 
 def cuts(variant: Variant, n: int, tokens: int) -> tuple[int, ...]:
+    if isinstance(variant, small.Variant):
+        return (0,)  # as small.py has it
     sms = torch.cuda.get_device_properties(0).multi_processor_count
     return half.splits(variant, half.tiles_of(variant, n, tokens), sms)
 
@@ -76,7 +85,9 @@ def test_every_cut_is_right_and_repeats_its_bits(variant: Variant, form: str, n:
 
 
 @pytest.mark.parametrize(
-    "variant", [Variant("small", 8), Variant("small", 16, 128, 2), Variant("wide", 64)], ids=str
+    "variant",
+    [SMALL[0], small.Variant(16, panels=2, strips=2, smem=small.WHOLE_SM), half.Variant(64)],
+    ids=str,
 )
 @pytest.mark.parametrize("form", ["g128", "chn"])
 def test_a_mean_and_outliers_in_x_cost_no_accuracy(variant: Variant, form: str) -> None:
@@ -124,26 +135,26 @@ def test_wrong_arguments_are_refused() -> None:
         (x, y, y[0, :63], "bias"),
     ):
         with pytest.raises(KernelArgumentError, match=f": {name} must be"):
-            half.launch(Variant("small", 8), 0, w, bad_x, bad_y, bias, scratch(0))
+            half.launch(half.Variant(16), 0, w, bad_x, bad_y, bias, scratch(0))
+        with pytest.raises(KernelArgumentError, match=f": {name} must be"):
+            half_small.launch(SMALL[0], w, bad_x, bad_y, bias, scratch(0))
 
 
 def test_a_graph_of_dependent_launches_gives_the_bits_of_single_ones() -> None:
     w, _ = weights(1024, 1024, CHAINS["g128"])
     inputs = [randn(16, 1024, dtype=torch.bfloat16) for _ in range(2)]
     x = inputs[0].clone()
-    variants = [
-        Variant("small", 16),
-        Variant("wide", 32),
-        Variant("small", 16, 128, 2),
-        Variant("wide", 128, 256),
-    ]
+    variants = [SMALL[0], half.Variant(32), SMALL[-1], *SMALL, half.Variant(128, 256)]
     outs = [torch.empty_like(x) for _ in variants]
 
     def step() -> None:
         """Each takes what the one before it put out."""
         given = x
         for y, variant in zip(outs, variants, strict=True):
-            half.launch(variant, cuts(variant, 1024, 16)[-1], w, given, y, None, scratch(0))
+            if isinstance(variant, half.Variant):
+                half.launch(variant, cuts(variant, 1024, 16)[-1], w, given, y, None, scratch(0))
+            else:
+                half_small.launch(variant, w, given, y, None, scratch(0))
             given = y
 
     step()
@@ -162,3 +173,39 @@ def test_a_graph_of_dependent_launches_gives_the_bits_of_single_ones() -> None:
             y.fill_(float("nan"))
         graph.replay()
         assert all(map(torch.equal, outs, wants[turn % 2])), turn
+
+
+@pytest.fixture
+def copied_by_lanes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Kernels whose producer copies with cp.async, as below sm_90."""
+    half_small.instance.cache_clear()
+    options = ("-DTESSERA_NO_BULK_COPY",)
+    monkeypatch.setattr(half_small, "kernel", partial(half_small.kernel, options=options))
+    yield
+    half_small.instance.cache_clear()
+
+
+@pytest.mark.usefixtures("copied_by_lanes")
+@pytest.mark.parametrize("variant", half_small.ANYWHERE, ids=str)
+def test_copied_by_lanes_as_below_sm_90(variant: small.Variant) -> None:
+    for form in ("g64", "chn"):
+        w, values = weights(330, 520, CHAINS[form])
+        for tokens in (1, 16, 130):
+            x = randn(tokens, 520, dtype=torch.bfloat16)
+            y = run(variant, 0, w, x, None)
+            assert relative_rms(y, x.double() @ values.T) < bound(variant, torch.bfloat16, form)
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 29, 131, 132])
+def test_pieces_of_every_length(blocks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts of up to as many blocks as there are, added in the order of K whoever comes last."""
+    monkeypatch.setattr(half_small, "grid", lambda n, k, tokens, *_: min(blocks, -(-n // 256) * -(-k // 128)))
+    for n, k in ((200, 8192), (4096, 640)):
+        w, values = weights(n, k, CHAINS["g64"])
+        x = randn(5, k, dtype=torch.float16)
+        for variant in SMALL:
+            first = run(variant, 0, w, x, None)
+            assert relative_rms(first, x.double() @ values.T) < bound(variant, torch.float16, "g64")
+            for _ in range(5):
+                assert torch.equal(run(variant, 0, w, x, None), first), str(variant)
+            assert not scratch(0).counters.any()

@@ -43,7 +43,7 @@ ORDERS = 2
 _RUN = """
 extern "C" void run_{i}(int grid, const u8* tiles, const float* row_scale, const i32* offset,
                         const bf16* bias, const u8* codes, const float* token_scale, const i32* token_sum,
-                        bf16* y, i32* parts, u32* arrived, int m, int n, int steps) {{
+                        bf16* y, u32* parts, u32* arrived, int m, int n, int steps) {{
   emulated::launch(grid, {threads}, [=] {{
     {expression}(tiles, row_scale, offset, bias, codes, token_scale, token_sum, y, parts, arrived,
                  m, n, steps);
@@ -55,18 +55,22 @@ extern "C" void run_{i}(int grid, const u8* tiles, const float* row_scale, const
 @pytest.fixture(scope="module", params=[(), ("-DTESSERA_NO_BULK_COPY",)], ids=["bulk", "cp_async"])
 def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     """`run_i` for each of CASES."""
-    try:
-        compiler = find_compiler()
-    except NoCompilerError as error:
-        pytest.skip(str(error))
-    source = '#include "gemm/small.cuh"\nusing namespace tessera;\n'
+    source = '#include "gemm/small_int8.cuh"\nusing namespace tessera;\n'
     for i, (form, variant, _) in enumerate(CASES):
         weights = CHAINS[form][0].pack(random_weight(64, 128, CHAINS[form][1])).form
         expression = small.instance(variant, weights, torch.bfloat16).inst.expression
         source += _RUN.format(i=i, threads=variant.threads, expression=expression)
-    folder = tmp_path_factory.mktemp("emulated")
+    return build(source, request.param, tmp_path_factory.mktemp("emulated"))
+
+
+def build(source: str, options: tuple[str, ...], folder: Path) -> ctypes.CDLL:
+    """`source` over emulated instructions; skips where there is no compiler."""
+    try:
+        compiler = find_compiler()
+    except NoCompilerError as error:
+        pytest.skip(str(error))
     (folder / "run.cpp").write_text(source)
-    options = ["-std=c++20", "-O1", "-w", "-shared", "-fPIC", "-pthread", *request.param]
+    options = ("-std=c++20", "-O1", "-w", "-shared", "-fPIC", "-pthread", *options)
     include = [f"-I{EMULATED}", f"-I{CSRC}"]
     command = [compiler.path, *options, *include, str(folder / "run.cpp"), "-o", str(folder / "run.so")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -8,7 +8,7 @@ from torch import Tensor
 from tessera.kernels.cuda import device
 from tessera.kernels.cuda.arguments import SHORT_NAMES, announce, check_rows, runs_on, upload
 from tessera.kernels.cuda.gemm import half
-from tessera.kernels.cuda.gemm.half_choose import Choice, plan, split_of
+from tessera.kernels.cuda.gemm.half_choose import Choice, plan
 from tessera.kernels.cuda.gemm.half_weights import HalfWeights, pack, takes
 from tessera.kernels.cuda.gemm.planned import PlannedLinear
 from tessera.kernels.cuda.gemm.scratch import scratch
@@ -31,9 +31,7 @@ class BoundHalfLinear(PlannedLinear[HalfWeights, Choice]):
         tokens = x.shape[0]
         y = torch.empty((tokens, n), dtype=self.dtype, device=x.device)
         if tokens:
-            choice = self.counted(tokens)
-            split = split_of(choice, n, tokens, device.current().sms)
-            half.launch(choice.variant, split, self.weights, x, y, self.bias, self.scratch)
+            self.counted(tokens).launch(self.weights, x, y, self.bias, self.scratch)
         return y
 
 
@@ -66,9 +64,8 @@ class CudaHalfLinear:
     def bind(self, problem: LinearProblem, weight: QTensor, bias: Tensor | None) -> BoundHalfLinear:
         info = device.current()
         packed = pack(weight.to("cuda"))
-        before_hopper = info.sm < 90
         choices = plan(*packed.tile.shape, info)
-        announce(*{half.instance(c.variant, self.dtype, packed.group, before_hopper) for c in choices})
+        announce(*{choice.instance(self.dtype, packed.group) for choice in choices})
         held = None if bias is None else upload(bias, self.dtype)
         name = f"{self.id}_{f'g{packed.group}' if packed.group else 'chn'}"
         return BoundHalfLinear(name, packed, held, self.dtype, choices, scratch(info.index))

@@ -2,24 +2,28 @@
 
 import torch
 
-from tessera.kernels.cuda.gemm.half import SMALL, WIDE, Variant, instance
-from tessera.kernels.cuda.templates import HOPPER, TemplateCase
+from tessera.kernels.cuda.gemm import half, half_small
+from tessera.kernels.cuda.gemm.half_choose import SMALL, Choice
+from tessera.kernels.cuda.templates import EVERYWHERE, HOPPER, TemplateCase
 
-_SAMPLE = {Variant("small", 8), Variant("small", 16), Variant("wide", 64), Variant("wide", 128, 256)}
-_BEFORE = ("sm_80",)
+_SAMPLE = {half_small.VARIANTS[0], half_small.VARIANTS[-1], half.Variant(64), half.Variant(128, 256)}
+_GROUPS = (32, 64, 128, 0)
 
 
-def _case(variant: Variant, dtype: torch.dtype, group: int, archs: tuple[str, ...]) -> TemplateCase:
-    inst = instance(variant, dtype, group, archs == _BEFORE).inst
-    sampled = variant in _SAMPLE and (dtype == torch.bfloat16 or group == 128)
+def _case(choice: Choice, dtype: torch.dtype, group: int) -> TemplateCase:
+    inst = choice.instance(dtype, group).inst
+    sampled = choice.variant in _SAMPLE and (dtype == torch.bfloat16 or group == 128)
+    archs = EVERYWHERE if choice.variant in half_small.ANYWHERE else HOPPER
     return TemplateCase(inst.header, inst.expression, archs, inst.allowed_local_bytes, sampled=sampled)
 
 
+_ONE = half_small.instance(half_small.VARIANTS[0], torch.bfloat16, 128).inst
 CASES: list[TemplateCase] = [
-    _case(variant, dtype, group, archs)
-    for variant in SMALL + WIDE
-    if variant.blocks == 1
-    for archs in ((_BEFORE, HOPPER) if variant.kind == "small" else (HOPPER,))
-    for group in (32, 64, 128, 0)
-    for dtype in (torch.bfloat16, torch.float16)
+    *(
+        _case(choice, dtype, group)
+        for choice in (*SMALL, *(Choice(v) for v in half.VARIANTS if v.blocks == 1))
+        for group in _GROUPS
+        for dtype in (torch.bfloat16, torch.float16)
+    ),
+    TemplateCase(_ONE.header, _ONE.expression, HOPPER, options=("-DTESSERA_NO_BULK_COPY",)),
 ]

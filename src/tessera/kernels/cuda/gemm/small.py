@@ -1,13 +1,14 @@
-"""Integer products of few tokens on mma.sync, bound by the bytes of weights (csrc/cuda/gemm/small.cuh).
+"""Products of few tokens on mma.sync, bound by the bytes of weights (csrc/cuda/gemm/small.cuh).
 
-Weights of 4 bits, in groups or with one scale a row, or of 8; int8 rows in tiles; int32 sums, which no choice
-of tile, slice or grid changes. Any number of tokens is served, as machines before Hopper need it; beyond a
-tile the weights are read once for every tile of tokens.
+Tiles and grids of any format, and the launch of integer products (small_int8.cuh; those of 16-bit rows are in
+half_small.py): weights of 4 bits, in groups or with one scale a row, or of 8; int8 rows in tiles; int32 sums,
+which no choice of tile, slice or grid changes. Any number of tokens is served, as machines before Hopper need
+it; beyond a tile the weights are read once for every tile of tokens.
 """
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Final
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor
@@ -27,6 +28,19 @@ WHOLE_SM: Final = 225 * 1024
 MAX_STAGES: Final = 32
 _SIGNATURE: Final = "PPPPPPPPPPiii"
 _BARRIERS: Final = 16  # bytes of the two of a stage
+
+
+class Stored(Protocol):
+    """How operands lie: bytes of 64 rows of weights and of one token in a step of 128 columns, and of what
+    stages of the ring begin at multiples.
+    """
+
+    @property
+    def tile_bytes(self) -> int: ...
+    @property
+    def token_bytes(self) -> int: ...
+    @property
+    def alignment(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +72,14 @@ class Variant:
         smem = "" if self.smem == WHOLE_SM else f"m{self.smem >> 10}"
         return f"small{self.tokens}x{self.rows}s{self.strips}k{self.slices}{smem}"
 
-    def stages(self, weights: Format, limit: int) -> int:
+    def stages(self, weights: Stored, limit: int) -> int:
         """How many fit where a block has `limit` bytes of shared memory; fewer than two are of no use."""
         free = min(self.smem, limit) - self.merge_bytes
         return min(MAX_STAGES, free // self.stage_bytes(weights))
 
-    def stage_bytes(self, weights: Format) -> int:
-        return self.slices * (self.panels * weights.tile_bytes + self.tokens * STEP) + _BARRIERS
+    def stage_bytes(self, weights: Stored) -> int:
+        used = self.slices * (self.panels * weights.tile_bytes + self.tokens * weights.token_bytes)
+        return -(-used // weights.alignment) * weights.alignment + _BARRIERS
 
     @property
     def merge_bytes(self) -> int:
@@ -93,6 +108,16 @@ def instance(variant: Variant, weights: Format, dtype: torch.dtype) -> Kernel:
 
     Raises KernelArgumentError where two stages do not fit.
     """
+    config, smem = configuration(variant, weights, f"Int8Product<{weights.cpp}>")
+    name = f"tessera::gemm::small_int8<{config}, {CPP_TYPES[dtype]}>"
+    return kernel("gemm/small_int8.cuh", name, signature=_SIGNATURE, max_smem=smem)
+
+
+def configuration(variant: Variant, weights: Stored, product: str) -> tuple[str, int]:
+    """The C++ `Small` of `product`, and its bytes of shared memory.
+
+    Raises KernelArgumentError where two stages do not fit.
+    """
     stages = variant.stages(weights, smem_limit())
     if stages < 2:
         least = 2 * variant.stage_bytes(weights) + variant.merge_bytes
@@ -101,9 +126,8 @@ def instance(variant: Variant, weights: Format, dtype: torch.dtype) -> Kernel:
             f"{min(variant.smem, smem_limit())}: choose fewer tokens, panels or slices"
         )
     v, smem = variant, stages * variant.stage_bytes(weights) + variant.merge_bytes
-    config = f"{weights.cpp}, {v.tokens}, {v.panels}, {v.strips}, {v.slices}, {stages}"
-    name = f"tessera::gemm::small_gemm<tessera::gemm::Small<{config}>, {CPP_TYPES[dtype]}>"
-    return kernel("gemm/small.cuh", name, signature=_SIGNATURE, max_smem=smem)
+    sizes = f"{v.tokens}, {v.panels}, {v.strips}, {v.slices}, {stages}"
+    return f"tessera::gemm::Small<tessera::gemm::{product}, {sizes}>", smem
 
 
 def smem_limit() -> int:
@@ -120,7 +144,7 @@ _UNIT: Final = (90, 5.2)  # a step of 64 rows: fixed, and for each token
 _CUT: Final = (2000, 1.1)  # to put cut tiles together: fixed, and for each sum of a tile
 
 
-def clocks(units: int, steps: int, blocks: int, sms: int, variant: Variant, weights: Format) -> float:
+def clocks(units: int, steps: int, blocks: int, sms: int, variant: Variant, weights: Stored) -> float:
     """About how long `blocks` blocks take for a line of `units` in tiles of `steps`. Where two kernels find
     room side by side, the ring has been filled before.
     """
@@ -131,7 +155,7 @@ def clocks(units: int, steps: int, blocks: int, sms: int, variant: Variant, weig
     busiest = ahead * unit + (most - ahead) * max(unit, weight_bytes / _STREAM)
     share = _SHARE if variant.smem == WHOLE_SM else _SHARE * _HALF
     from_memory = units * weight_bytes / (share * sms)
-    from_l2 = units * (weight_bytes + variant.tokens * STEP) / (_INTO * sms)
+    from_l2 = units * (weight_bytes + variant.tokens * weights.token_bytes) / (_INTO * sms)
     ends = _CUT[0] + _CUT[1] * variant.rows * variant.tokens if cuts(units, steps, blocks) else 0
     return max(busiest, from_memory, from_l2) + ends
 
@@ -143,7 +167,7 @@ def cuts(units: int, steps: int, blocks: int) -> int:
 
 
 @cache
-def grid(n: int, k: int, tokens: int, sms: int, variant: Variant, weights: Format) -> int:
+def grid(n: int, k: int, tokens: int, sms: int, variant: Variant, weights: Stored) -> int:
     """Into how many pieces to cut the line of units: one an SM; where all tokens fit a tile, in such a way
     that few tiles are divided, or so many fewer that none is.
     """

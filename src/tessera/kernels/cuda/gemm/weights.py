@@ -57,6 +57,16 @@ class Format:
             return ROWS * STEP
         return CODE_BYTES + (STEP // self.group * PARAM_BYTES if self.group else 0)
 
+    @property
+    def token_bytes(self) -> int:
+        """Of a step of 128 columns."""
+        return STEP
+
+    @property
+    def alignment(self) -> int:
+        """Of what small_int8.cuh reads."""
+        return 128
+
 
 FORMATS: Final = (*(Format(4, group) for group in (32, 64, 128, 0)), Format(8, 0))
 

@@ -21,6 +21,7 @@
 #define __global__
 #define __shared__
 #define __align__(n)
+#define __grid_constant__
 #define __launch_bounds__(...)
 #define TESSERA_DEVICE inline
 #define __CUDA_ARCH__ 900
@@ -37,6 +38,13 @@ struct uint4 {
 struct int4 {
   int x, y, z, w;
 };
+struct float2 {
+  float x, y;
+};
+struct float4 {
+  float x, y, z, w;
+};
+inline float2 make_float2(float x, float y) { return {x, y}; }
 inline thread_local Index threadIdx, blockIdx;
 inline Index gridDim;
 

@@ -11,4 +11,21 @@ inline void bulk_load(u32 shared, const void* global, u32 bytes, u32 barrier, u6
   count(barrier, 0, -static_cast<int>(bytes));
 }
 
+// Of row-major 16-bit [rows, columns] in boxes of `box` rows by 64 columns.
+struct TensorMap {
+  const u16* memory;
+  int rows, columns, box;
+};
+inline void tensor_load(u32 shared, const TensorMap& map, int column, int row, u32 barrier) {
+  if (shared % 1024) fprintf(stderr, "a swizzled box at %u\n", shared), abort();
+  for (int r = 0; r < map.box; ++r) {
+    for (int c = 0; c < 64; ++c) {
+      const bool inside = row + r < map.rows && column + c < map.columns;
+      const u16 x = inside ? map.memory[static_cast<i64>(row + r) * map.columns + column + c] : 0;
+      memcpy(emulated::shared + shared + r * 128 + (c / 8 ^ r % 8) * 16 + c % 8 * 2, &x, 2);
+    }
+  }
+  count(barrier, 0, -map.box * 128);
+}
+
 }  // namespace tessera

@@ -16,6 +16,11 @@ inline float to_float(bf16 x) {
   memcpy(&y, &word, 4);
   return y;
 }
+inline float to_float(f16 x) {
+  const int exponent = x.bits >> 10 & 31, digits = x.bits & 1023;
+  const float size = exponent ? std::ldexp(1024.f + digits, exponent - 25) : std::ldexp(float(digits), -24);
+  return x.bits >> 15 ? -size : size;
+}
 template <class T>
 T from_float(float x);
 template <>
@@ -24,9 +29,20 @@ inline bf16 from_float<bf16>(float x) {  // finite numbers
   memcpy(&word, &x, 4);
   return {static_cast<u16>((word + 0x7fff + (word >> 16 & 1)) >> 16)};
 }
+template <>
+inline f16 from_float<f16>(float x) {  // finite numbers
+  int exponent;
+  std::frexp(x, &exponent);
+  const int last = std::max(exponent - 11, -24);
+  const u32 digits = static_cast<u32>(std::nearbyint(std::ldexp(std::abs(x), -last)));
+  return {static_cast<u16>((std::signbit(x) << 15) + (last + 24 << 10) + digits)};
+}
 
 template <class T>
 u32 pack2(float lo, float hi) { return from_float<T>(lo).bits | static_cast<u32>(from_float<T>(hi).bits) << 16; }
+
+template <class T>
+float2 unpack2(u32 x) { return {to_float(T{static_cast<u16>(x)}), to_float(T{static_cast<u16>(x >> 16)})}; }
 
 inline u32 load_acquire(const u32* p) { return reinterpret_cast<const std::atomic<u32>*>(p)->load(); }
 inline u32 add_acquire_release(u32* p) { return reinterpret_cast<std::atomic<u32>*>(p)->fetch_add(1); }
@@ -35,6 +51,7 @@ inline u32 load_shared_word(u32 address) {
   memcpy(&x, emulated::shared + address, 4);
   return x;
 }
+inline u32 load_shared_byte(u32 address) { return emulated::shared[address]; }
 inline uint4 load_shared(u32 address) {
   uint4 x;
   memcpy(&x, emulated::shared + address, 16);

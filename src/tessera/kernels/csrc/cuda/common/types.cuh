@@ -153,6 +153,12 @@ TESSERA_DEVICE u32 load_shared_word(u32 address) {
   asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(address) : "memory");
   return x;
 }
+// A byte of it. ld.shared.u8, any sm
+TESSERA_DEVICE u32 load_shared_byte(u32 address) {
+  u32 x;
+  asm volatile("ld.shared.u8 %0, [%1];" : "=r"(x) : "r"(address) : "memory");
+  return x;
+}
 // 16 bytes of shared memory. {ld,st}.shared.v4, any sm
 TESSERA_DEVICE uint4 load_shared(u32 address) {
   uint4 x;

@@ -9,14 +9,15 @@ namespace tessera::gemm {
 constexpr int kRows = 64;  // of a weight tile; its columns are kStep of common/tiled.cuh
 constexpr int kCodeBytes = 4096, kParameterBytes = 128;  // 4-bit codes of a tile, parameters of one of its groups
 
-// How a weight tile is stored. kGroup: columns of a group (32, 64 or 128), 0 where a row has one scale.
+// How a weight tile is stored. kGroup: columns of a group (32, 64 or 128), 0 where a row has one scale. kTogether: how
+// many tiles of a step lie together.
 template <int kGroup_>
 struct Int4 {
   static constexpr int kBits = 4, kGroup = kGroup_, kGroups = kGroup ? 128 / kGroup : 0;
-  static constexpr int kTileBytes = kCodeBytes + kGroups * kParameterBytes;
+  static constexpr int kTileBytes = kCodeBytes + kGroups * kParameterBytes, kTogether = 1;
 };
 struct Int8 {
-  static constexpr int kBits = 8, kGroup = 0, kGroups = 0, kTileBytes = 8192;
+  static constexpr int kBits = 8, kGroup = 0, kGroups = 0, kTileBytes = 8192, kTogether = 1;
 };
 
 // What makes operands of the codes of a thread's two rows (g and g + 8 of its warp's 16) in one group.

@@ -41,10 +41,7 @@ struct RowPair {
 template <class Format>
 TESSERA_DEVICE RowPair load_pair(u32 tile, int group, int warp) {
   const u32 at = tile + kCodeBytes + group * kParamBytes, pair = 8 * warp + lane_id() / 4;
-  RowPair p;
-  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(p.scales) : "r"(at + pair * 4));
-  asm volatile("ld.shared.u8 %0, [%1];" : "=r"(p.zeros) : "r"(at + 128 + pair));
-  return p;
+  return {load_shared_word(at + pair * 4), load_shared_byte(at + 128 + pair)};
 }
 TESSERA_DEVICE RowPair whole_row(float zero, float zero8) {
   return {0, static_cast<u32>(zero) | static_cast<u32>(zero8) << 4};

@@ -1,39 +1,10 @@
-// One step of K on one warp of small_gemm: its strips of 16 rows times all tokens of the tile.
+// One step of K of int8 rows on one warp: its strips of 16 rows times all tokens of the tile.
 #pragma once
 #include "common/matrix.cuh"
 #include "common/mma.cuh"
 #include "gemm/small_fill.cuh"
 
 namespace tessera::gemm {
-
-// Sums of a warp: d[strip][atom][chain] as mma.cuh lays them out. A warp with few accumulators keeps two of each, for a
-// multiplication waits for the one before it on the same accumulator.
-template <class C>
-struct Sums {
-  static constexpr int kChains = C::kStrips * C::kAtoms <= 2 ? 2 : 1;
-  i32 d[C::kStrips][C::kAtoms][kChains][4];
-
-  TESSERA_DEVICE void clear() {
-#pragma unroll
-    for (auto& strip : d)
-#pragma unroll
-      for (auto& atom : strip)
-#pragma unroll
-        for (auto& chain : atom)
-#pragma unroll
-          for (i32& x : chain) x = 0;
-  }
-  TESSERA_DEVICE void join() {
-    if constexpr (kChains == 2) {
-#pragma unroll
-      for (auto& strip : d)
-#pragma unroll
-        for (auto& atom : strip)
-#pragma unroll
-          for (int e = 0; e < 4; ++e) atom[0][e] += atom[1][e];
-    }
-  }
-};
 
 // A strip of 4-bit weights: everything is loaded first, so that one latency covers it.
 template <class W>
@@ -79,37 +50,69 @@ struct OperandType { using type = u8; };
 template <>
 struct OperandType<Int8> { using type = i8; };
 
-// `tiles`: this slice's tile of the first panel; `tokens`: its tile of tokens.
+// Sums of a warp: d[strip][atom][chain] as mma.cuh lays them out. A warp with few accumulators keeps two of each, for a
+// multiplication waits for the one before it on the same accumulator.
 template <class C>
-TESSERA_DEVICE void multiply_step(Sums<C>& sums, u32 tiles, u32 tokens, int row_warp) {
+struct Int8Sums {
   using W = typename C::Weights;
-  using A = typename OperandType<W>::type;
-  const int row = lane_id() % 8, chunk = lane_id() / 8;
-  Strip<W> strips[C::kStrips];
+  static constexpr int kChains = C::kStrips * C::kAtoms <= 2 ? 2 : 1;
+  i32 d[C::kStrips][C::kAtoms][kChains][4];
+
+  TESSERA_DEVICE i32 (&quad(int i))[4] { return d[i / C::kAtoms][i % C::kAtoms][0]; }
+
+  template <class Args>
+  TESSERA_DEVICE void begin(const Args&, int) {
 #pragma unroll
-  for (int i = 0; i < C::kStrips; ++i) {
-    const int strip = row_warp * C::kStrips + i;
-    strips[i].load(tiles + strip / 4 * C::kSlices * W::kTileBytes, strip % 4);
+    for (auto& strip : d)
+#pragma unroll
+      for (auto& atom : strip)
+#pragma unroll
+        for (auto& chain : atom)
+#pragma unroll
+          for (i32& x : chain) x = 0;
   }
+
+  TESSERA_DEVICE void end() {
+    if constexpr (kChains == 2) {
 #pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    u32 a[C::kStrips][2][4], x[C::kAtoms][4];
+      for (auto& strip : d)
 #pragma unroll
-    for (int j = 0; j < C::kAtoms; ++j)
-      ldmatrix(x[j], tokens + (j * kAtom + row) * kStep + ((4 * h + chunk) ^ row) * 16);
+        for (auto& atom : strip)
 #pragma unroll
-    for (int i = 0; i < C::kStrips; ++i) strips[i].operands(a[i], h);
-    // The two multiplications of an accumulator as far apart as can be.
+          for (int e = 0; e < 4; ++e) atom[0][e] += atom[1][e];
+    }
+  }
+
+  TESSERA_DEVICE void add(const SmallRing<C>& ring, int stage, int slice, int row_warp) {
+    using A = typename OperandType<W>::type;
+    const int row = lane_id() % 8, chunk = lane_id() / 8;
+    const u32 tokens = ring.tokens(stage, slice);
+    Strip<W> strips[C::kStrips];
 #pragma unroll
-    for (int half = 0; half < 2; ++half)
+    for (int i = 0; i < C::kStrips; ++i) {
+      const int strip = row_warp * C::kStrips + i;
+      strips[i].load(ring.weights(stage, strip / 4, slice), strip % 4);
+    }
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      u32 a[C::kStrips][2][4], x[C::kAtoms][4];
 #pragma unroll
       for (int j = 0; j < C::kAtoms; ++j)
+        ldmatrix(x[j], tokens + (j * kAtom + row) * kStep + ((4 * h + chunk) ^ row) * 16);
 #pragma unroll
-        for (int i = 0; i < C::kStrips; ++i) {
-          const u32 b[2] = {x[j][2 * half], x[j][2 * half + 1]};
-          mma_16832<A>(sums.d[i][j][half % Sums<C>::kChains], a[i][half], b);
-        }
+      for (int i = 0; i < C::kStrips; ++i) strips[i].operands(a[i], h);
+      // The two multiplications of an accumulator as far apart as can be.
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+#pragma unroll
+        for (int j = 0; j < C::kAtoms; ++j)
+#pragma unroll
+          for (int i = 0; i < C::kStrips; ++i) {
+            const u32 b[2] = {x[j][2 * half], x[j][2 * half + 1]};
+            mma_16832<A>(d[i][j][half % kChains], a[i][half], b);
+          }
+    }
   }
-}
+};
 
 }  // namespace tessera::gemm
