@@ -17,8 +17,6 @@ products: they do as many operations on chip. Rows `qserve, another day` are con
 
 import argparse
 import json
-import math
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -29,14 +27,15 @@ from typing import Any
 import torch
 
 from gemm_peers import QSERVE_US, TOKENS, System
-from gemm_systems import LOOP, QUANTIZED, RECIPES, Ready, builders
+from gemm_summary import LOOP, READ_TBPS, summary, wrong
+from gemm_systems import Ready, builders
 from gemm_timing import Reading, Timed, graph_of, time_in_turn
 from gemm_workers import Child, Failure, Worker, run
 from gpu_results import Row, write_results
 from tessera.spec import Qtile, Recipe
 
 SHAPES = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (57344, 8192), (8192, 28672))
-READ_TBPS, INT8_TOPS, BF16_TFLOPS = 4.2, 1979.0, 989.0
+INT8_TOPS, BF16_TFLOPS = 1979.0, 989.0
 MANY_TOKENS = 2048
 """From which number on the tensor cores alone are timed too (a step of their loop is small beside a product),
 and everything for SUSTAINED_S seconds without rests.
@@ -144,71 +143,6 @@ def row(system: System, m: int, n: int, k: int, reading: Reading) -> Row:
     }  # fmt: skip
 
 
-def wrong(rows: Sequence[Row]) -> list[Row]:
-    """Rows of ours that failed or lie beyond rounding. With 16-bit activations weights and scales are rounded
-    to bf16 too.
-    """
-    return [
-        r
-        for r in rows
-        if str(r["system"]).startswith("tessera")
-        and (
-            "failed" in r or not float(r.get("error", 0)) < (0.008 if r["recipe"] == "w4a16-g128" else 0.004)
-        )
-    ]
-
-
-Cell = dict[str, float]
-
-
-def cells_of(rows: Sequence[Row]) -> dict[tuple[int, int, int], Cell]:
-    """Microseconds by (N, K, M) and `system recipe`."""
-    cells: dict[tuple[int, int, int], Cell] = {}
-    for r in rows:
-        if r["op"] == "gemm" and "us" in r:
-            cells.setdefault((r["n"], r["k"], r["m"]), {})[f"{r['system']} {r['recipe']}"] = r["us"]
-    return cells
-
-
-def peers_of(cell: Cell, recipe: str) -> Cell:
-    """Those of the same run; products of 16-bit activations are compared with each other."""
-    names = ("torch-cublas bf16", "humming w4a16-g128") if recipe == "w4a16-g128" else ("torch", "humming")
-    return {name: us for name, us in cell.items() if name.startswith(names)}
-
-
-def summary(rows: Sequence[Row]) -> str:
-    """Microseconds by cell, best peer of this run, and the ratio of ours to it (over one: ours is faster)."""
-    ours = {recipe: f"tessera {recipe}" for recipe in RECIPES}
-    lines = [
-        "| N x K, M | " + " | ".join(RECIPES) + " | best peer | g128 to it | W4A16 to its own |",
-        "|---" * 8 + "|",
-    ]
-    ratios: dict[str, list[float]] = {recipe: [] for recipe in RECIPES}
-    groups: list[float] = []
-    for (n, k, m), cell in cells_of(rows).items():
-        last: dict[str, str] = {}
-        for recipe, name in ours.items():
-            peers = peers_of(cell, recipe)
-            if name in cell and peers:
-                ratios[recipe].append(min(peers.values()) / cell[name])
-                last[recipe] = f"{ratios[recipe][-1]:.2f}"
-        if m >= 64 and {ours[QUANTIZED], "humming w4a8-g128"} <= cell.keys():
-            groups.append(cell["humming w4a8-g128"] / cell[ours[QUANTIZED]])
-        peers = peers_of(cell, QUANTIZED)
-        if last:
-            best = min(peers, key=lambda name: peers[name])
-            shown = " | ".join(f"{cell[name]:.1f}" if name in cell else "" for name in ours.values())
-            own = f"{last.get(QUANTIZED, '')} | {last.get('w4a16-g128', '')}"
-            lines.append(f"| {n}x{k}, {m} | {shown} | {peers[best]:.1f} {best} | {own} |")
-    named = {**ratios, "w4a8-g128 to humming's groups, M >= 64": groups}
-    for name, found in named.items():
-        if found:
-            mean, short = math.exp(statistics.fmean(map(math.log, found))), sum(r < 0.97 for r in found)
-            what = f"least {min(found):.3f}, {short} of {len(found)} cells below 0.97"
-            lines.append(f"{name}: geometric mean {mean:.3f}, {what}")
-    return "\n".join(lines)
-
-
 def kept(path: Path, measured: Sequence[Row]) -> list[Row]:
     """Rows of the file at `path`, if there is one, of cells that `measured` has not."""
     if not path.exists():
@@ -254,7 +188,7 @@ def main() -> None:
         words = "  ".join(f"{found[name]}" for name in shown if name in found)
         print(f"{time.perf_counter() - started:6.1f} s  {words}", flush=True)
     write_results(args.out, [*kept(args.out, rows), *rows])
-    print(summary(rows))
+    print(summary(json.loads(args.out.read_text())["rows"]))
     for found in wrong(rows):
         print(f"WRONG: {found}")
     if wrong(rows):

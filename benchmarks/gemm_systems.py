@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gemm_peers import DTYPE, HUMMING, System, copies, cublas_bf16, humming, torch_fp8
+from gemm_summary import LOOP, QUANTIZED, RECIPES
 from gemm_timing import Launch
 from tessera.engine.dummy import random_weight
 from tessera.kernels.cuda import device
@@ -21,10 +22,6 @@ from tessera.kernels.ops import LINEAR, LinearProblem, RowsProblem
 from tessera.kernels.types import Activation, TiledRows
 from tessera.spec import BF16, LinearSpec, Qtile, Recipe
 
-RECIPES: Final = ("w4a8-g128", "w4a8-chn", "w8a8-chn", "w4a16-g128")
-QUANTIZED: Final = "w4a8-g128"
-"""Also timed with a launch of its own that quantizes x."""
-LOOP: Final = "wgmma-loop"
 LOOP_SMEM: Final = 96 * 1024
 CHECKED: Final = 64
 """Rows of an output that are compared with float64."""

@@ -53,12 +53,42 @@ def test_summary_compares_with_the_best_peer(gemm: ModuleType) -> None:
     rows = [row(gemm, *case) for case in cases]
     rows.append({"system": "tessera w8a8-chn", "op": "gemm", "m": 64, "n": 4096, "k": 4096, "failed": "why"})
     lines = gemm.summary(rows).splitlines()
-    assert lines[2:] == [
+    assert lines[2:7] == [
         "| 4096x4096, 64 | 8.0 | 7.0 |  | 16.0 | 10.0 torch-fp8 w8a8-fp8 | 1.25 | 0.90 |",
         "w4a8-g128: geometric mean 1.250, least 1.250, 0 of 1 cells below 0.97",
         "w4a8-chn: geometric mean 1.429, least 1.429, 0 of 1 cells below 0.97",
         "w4a16-g128: geometric mean 0.900, least 0.900, 1 of 1 cells below 0.97",
         "w4a8-g128 to humming's groups, M >= 64: geometric mean 1.500, least 1.500, 0 of 1 cells below 0.97",
+    ]
+
+
+def test_goals_are_read_off_the_rows(gemm: ModuleType) -> None:
+    import gemm_summary
+
+    def at(m: int, n: int, *timed: tuple[str, str, float]) -> list[dict[str, Any]]:
+        return [
+            gemm.row(gemm.System(*case, lambda m: []), m, n, 28672, gemm.Reading(us, {}))
+            for *case, us in timed
+        ]
+
+    rows = [
+        *at(32, 8192, ("tessera", "w4a8-g128", 40.0), ("tessera", "w4a8-g128+quantize", 43.0)),
+        *at(
+            2048, 8192, ("tessera", "w4a8-g128", 600.0), ("tessera", "w8a8-chn", 630.0),
+            ("tessera", "w4a8-chn", 570.0),
+            ("qserve, another day", "w4a8-g128", 2100.0), (gemm.LOOP, "w4a8-g128", 500.0),
+        ),
+        *at(2048, 4096, ("tessera", "w4a8-g128", 300.0), ("tessera", "w8a8-chn", 300.0)),
+    ]  # fmt: skip
+    tbps = rows[0]["tbps"] / 4.2
+    assert gemm_summary.goals(rows) == [
+        "g128 to tessera w4a8-chn, M >= 512: 0.95 to 0.95",
+        "g128 to tessera w8a8-chn, M >= 512: 1.00 to 1.05",
+        "w4a8-g128 to QServe's kernels, M >= 128: 3.50 to 3.50",
+        "w4a8-chn to QServe's kernels, M >= 128: not measured",
+        "a launch that quantizes x adds, M <= 64: 3.0 to 3.0 us",
+        f"8192x28672, few tokens: {tbps:.2f} of 4.2 TB/s",
+        "8192x28672, M = 2048: 1604 TOP/s, tensor cores alone 1924",
     ]
 
 
