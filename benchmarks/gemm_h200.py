@@ -19,6 +19,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -37,7 +38,7 @@ from tessera.spec import Qtile, Recipe
 SHAPES = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (57344, 8192), (8192, 28672))
 INT8_TOPS, BF16_TFLOPS = 1979.0, 989.0
 MANY_TOKENS = 2048
-"""From which number on the tensor cores alone are timed too (a step of their loop is small beside a product),
+"""From which number on the tensor cores alone are timed too (of fewer the loop's launch would be most),
 and everything for SUSTAINED_S seconds without rests.
 """
 SUSTAINED_S = 0.6
@@ -86,7 +87,12 @@ def first_launches(one: Ready, tokens: Sequence[int]) -> None:
 
 
 def graph(one: Ready, m: int, least_us: float) -> Timed:
-    return graph_of(one.system.make(m), least_us)
+    return graph_of(one.system.make(m), least_us * one.products(m))
+
+
+def each(reading: Reading, one: Ready, m: int) -> Reading:
+    """Of a product, from that of a launch."""
+    return replace(reading, us=reading.us / one.products(m))
 
 
 def cell(child: Child, there: Sequence[tuple[str, Ready]], n: int, k: int, m: int) -> list[Row]:
@@ -100,21 +106,28 @@ def cell(child: Child, there: Sequence[tuple[str, Ready]], n: int, k: int, m: in
     child.at("", m)
     rows = []
     for (part, one, _), reading in zip(graphs, time_in_turn([g for *_, g in graphs]), strict=True):
-        found = row(one.system, m, n, k, reading)
+        found = row(one.system, m, n, k, each(reading, one, m))
         if one.ours is not None:
             error = attempt(child, part, m, partial(one.ours.error, m))
             found |= {"kernel": one.ours.variant(m), "error": None if error is None else round(error, 6)}
         rows.append(found)
-    for part, one, timed in graphs if m >= MANY_TOKENS else ():
-        if "+" not in one.system.recipe:
-            reading = attempt(child, part, m, partial(timed.sustained, SUSTAINED_S))
-            if reading is not None:
-                found = row(one.system, m, n, k, reading)
-                rows.append(found | {"op": f"{found['op']} sustained"})
+    if m >= MANY_TOKENS:
+        rows += sustained(child, [g for g in graphs if "+" not in g[1].system.recipe], n, k, m)
     for recipe in ("w4a8-g128", "w4a8-chn"):
         if m in TOKENS and (recipe, n, k) in QSERVE_US:
             constant = Reading(QSERVE_US[recipe, n, k][TOKENS.index(m)], {})
             rows.append(row(System("qserve, another day", recipe, lambda _: []), m, n, k, constant))
+    return rows
+
+
+def sustained(child: Child, graphs: Sequence[tuple[str, Ready, Timed]], n: int, k: int, m: int) -> list[Row]:
+    """Rows of systems without rests, after a run that brings the card to its limit."""
+    rows = []
+    for i, (part, one, timed) in enumerate([*graphs[:1], *graphs]):
+        reading = attempt(child, part, m, partial(timed.sustained, SUSTAINED_S))
+        if i and reading is not None:
+            found = row(one.system, m, n, k, each(reading, one, m))
+            rows.append(found | {"op": f"{found['op']} sustained"})
     return rows
 
 

@@ -23,6 +23,8 @@ from tessera.kernels.types import Activation, TiledRows
 from tessera.spec import BF16, LinearSpec, Qtile, Recipe
 
 LOOP_SMEM: Final = 96 * 1024
+LOOP_STEPS: Final = 2000
+"""More than a millisecond: what starts and ends a launch does not show."""
 CHECKED: Final = 64
 """Rows of an output that are compared with float64."""
 
@@ -85,10 +87,13 @@ class Ours:
 
 @dataclass(frozen=True)
 class Ready:
-    """A system that can be timed; `ours` where it is one whose result is checked."""
+    """A system that can be timed; `ours` where it is one whose result is checked. A launch does the work of
+    `products(m)` products of m tokens.
+    """
 
     system: System
     ours: Ours | None = None
+    products: Callable[[int], float] = lambda m: 1.0
 
 
 def ours(recipe: str, n: int, k: int) -> list[Ready]:
@@ -100,23 +105,18 @@ def ours(recipe: str, n: int, k: int) -> list[Ready]:
 
 
 def wgmma_loop(n: int, k: int) -> list[Ready]:
-    """int8 wgmma with 4-bit weights unpacked in between, all of it on chip, for as many operations as a
-    product has: what the tensor cores give under the same load.
+    """int8 wgmma with 4-bit weights unpacked in between, all of it on chip: what the tensor cores give under
+    the same load.
     """
     sms, groups, tokens = device.current().sms, 2, 256
-    step = sms * groups * 4 * 64 * tokens * 32
     name = f"tessera::probe::int8_ceiling<{tokens}, 2, {groups}>"
     loop = kernel("probe/int8_ceiling.cuh", name, signature="PPPIIi", max_smem=LOOP_SMEM)
     seed = torch.randint(-(2**31), 2**31, (16384,), dtype=torch.int32, device="cuda")
     sink = torch.empty(sms * groups * 128, dtype=torch.int32, device="cuda")
     cycles = torch.zeros(sms, dtype=torch.int64, device="cuda")
-
-    def make(m: int) -> list[Launch]:
-        steps = max(1, round(m * n * k / step))
-        run = partial(loop, sms, 128 * groups, seed, sink, cycles, 7, 0x15151515, steps, smem=LOOP_SMEM)
-        return [run]
-
-    return [Ready(System(LOOP, "w4a8-g128", make))]
+    run = partial(loop, sms, 128 * groups, seed, sink, cycles, 7, 0x15151515, LOOP_STEPS, smem=LOOP_SMEM)
+    multiplied = LOOP_STEPS * sms * groups * 4 * 64 * tokens * 32
+    return [Ready(System(LOOP, QUANTIZED, lambda m: [run]), products=lambda m: multiplied / (m * n * k))]
 
 
 def peer(recipe: str, n: int, k: int) -> list[Ready]:

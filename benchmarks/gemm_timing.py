@@ -14,6 +14,8 @@ Launch = Callable[[], object]
 REPLAYS: Final = 5
 GRAPH_US: Final = 500.0
 """Length of a graph from which a replay's own start no longer shows."""
+POWER_INSTANT: Final = 186
+"""NVML_FI_DEV_POWER_INSTANT: milliwatts; other readings are means of a second."""
 AHEAD_CYCLES: Final = 50_000
 """What the device does before a replay, so that the host has enqueued all of it by then."""
 
@@ -53,12 +55,8 @@ class Timed:
             self.graph.replay()
         end.record()
         middle.synchronize()
-        before, started = energy_mj(), time.perf_counter()
         state = card_state()
         end.synchronize()
-        spent = energy_mj() - before
-        if state:
-            state["watts"] = round(spent / 1e3 / (time.perf_counter() - started))
         return Reading(middle.elapsed_time(end) * 1e3 / half / len(self.launches), state)
 
 
@@ -104,18 +102,14 @@ def _nvml() -> tuple[Any, Any] | None:
 
 
 def card_state() -> dict[str, int]:
-    """`sm_mhz` now and `watts`, the driver's average of about a second; empty where NVML is not there."""
+    """`sm_mhz` and `watts` now; empty where NVML is not there."""
     found = _nvml()
     if found is None:
         return {}
     nvml, card = found
-    return {
-        "sm_mhz": nvml.nvmlDeviceGetClockInfo(card, nvml.NVML_CLOCK_SM),
-        "watts": round(nvml.nvmlDeviceGetPowerUsage(card) / 1000),
-    }
-
-
-def energy_mj() -> int:
-    """Millijoules that the card has taken since the driver was loaded; 0 where NVML is not there."""
-    found = _nvml()
-    return int(found[0].nvmlDeviceGetTotalEnergyConsumption(found[1])) if found else 0
+    try:
+        [power] = nvml.nvmlDeviceGetFieldValues(card, [POWER_INSTANT])
+        clock = nvml.nvmlDeviceGetClockInfo(card, nvml.NVML_CLOCK_SM)
+    except nvml.NVMLError:
+        return {}
+    return {"sm_mhz": clock, "watts": round(power.value.uiVal / 1000)}

@@ -236,6 +236,18 @@ def test_many_tokens_also_run_without_rests(gemm: ModuleType, systems: dict[str,
     ]  # fmt: skip
 
 
+def test_a_launch_may_do_the_work_of_many_products(gemm: ModuleType, systems: dict[str, Any]) -> None:
+    loop = gemm.System(gemm.LOOP, "w4a8-g128", lambda m: [lambda: None])
+    systems |= {gemm.LOOP: lambda: [gemm.Ready(loop, products=lambda m: 2**14 / m)]}
+    pipe = Pipe()
+    gemm.measure(gemm.Child(pipe, ((64, 128), ("",)), (512, 2048, 4096), frozenset()))
+    rows = [row for kind, *what in pipe.said if kind == "done" for row in what[1]]
+    assert [(r["op"], r["m"], r["us"]) for r in rows] == [
+        ("wgmma", 2048, 1.25), ("wgmma sustained", 2048, 2.5),
+        ("wgmma", 4096, 2.5), ("wgmma sustained", 4096, 5.0),
+    ]  # fmt: skip
+
+
 def test_a_process_whose_device_is_lost_ends(
     gemm: ModuleType, systems: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
