@@ -21,7 +21,9 @@ rows='30-576 or 30-14336 or int8 or odd_values or embedding or (sampling and not
 headers='headers and not graph'
 gemm='(exact and g128 and (130 or small) and (wide32x128h2 or wide128x256 or wide64x128t2 or small8x64s1k4'
 gemm="$gemm or small32x128s1k2)) or (every_cut and 130 and g128 and (small16x128s2k4 or wide64x128]))"
-gemm="$gemm or (gemm and lanes and small8x64)"
+# Blocks with several tiles, which hand a buffer back by barrier.arrive: racecheck sees no order in that
+# (notes/2026-11-30-cuda-correctness.md).
+lanes=' or (gemm and lanes and small8x64)'
 
 check() { # tool, group, selection, first of 16 ports of its own
     options=
@@ -42,7 +44,8 @@ for tool in memcheck racecheck synccheck; do
     check $tool attention "$attention" $port &
     check $tool rows "$rows" $((port + 16)) &
     check $tool headers "$headers" $((port + 32)) &
-    check $tool gemm "$gemm" $((port + 48)) &
+    case $tool in racecheck) more= ;; *) more=$lanes ;; esac
+    check $tool gemm "$gemm$more" $((port + 48)) &
     port=$((port + 64))
 done
 wait
