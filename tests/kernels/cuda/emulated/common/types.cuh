@@ -31,6 +31,7 @@ inline bf16 from_float<bf16>(float x) {  // finite numbers
 }
 template <>
 inline f16 from_float<f16>(float x) {  // finite numbers
+  if (x == 0) return {0};
   int exponent;
   std::frexp(x, &exponent);
   const int last = std::max(exponent - 11, -24);
@@ -43,6 +44,12 @@ u32 pack2(float lo, float hi) { return from_float<T>(lo).bits | static_cast<u32>
 
 template <class T>
 float2 unpack2(u32 x) { return {to_float(T{static_cast<u16>(x)}), to_float(T{static_cast<u16>(x >> 16)})}; }
+
+template <class T>
+u32 fma2(u32 a, u32 b, u32 c) {  // exact ones
+  const float2 x = unpack2<T>(a), y = unpack2<T>(b), z = unpack2<T>(c);
+  return pack2<T>(x.x * y.x + z.x, x.y * y.y + z.y);
+}
 
 inline u32 load_acquire(const u32* p) { return reinterpret_cast<const std::atomic<u32>*>(p)->load(); }
 inline u32 add_acquire_release(u32* p) { return reinterpret_cast<std::atomic<u32>*>(p)->fetch_add(1); }

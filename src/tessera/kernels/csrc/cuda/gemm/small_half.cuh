@@ -1,9 +1,9 @@
 // y = x W^T of 16-bit rows and 4-bit weights on the kernel for few tokens, with sums in fp32.
 //
-// Weights are operand A as small integers: fp16 takes codes as the subnormals they are, q 2^-24, bf16 as 128 + q, so a
-// weight costs less than an instruction and is never rounded. Scale and zero point are applied to sums at the end of a
-// group, sum += s (P - z S), with S the sum of the group's x, which one more product with ones gives. Slices and parts
-// are added in the order of K: the result depends on the number of tokens and the grid, not on timing.
+// Weights are operand A as whole numbers, (q - z) times a power of two: codes in bits 0-3 or 4-7 of a half word are
+// numbers as they lie, subnormal ones, and one multiply-add takes them to a normal size and the zero point off. So two
+// weights cost two instructions and a quarter, and none is rounded. Scales are applied to sums at the end of a group.
+// Slices and parts are added in the order of K: the result depends on the number of tokens and the grid, not on timing.
 #pragma once
 #include "common/matrix.cuh"
 #include "common/mma.cuh"
@@ -25,21 +25,26 @@ struct HalfArgs {
   int m, n, k, steps;
 };
 
-// Codes as numbers the tensor cores take exactly: (code + kBias) / kUnit in bits 0-3 of each half of a word.
+// Two codes q in bits 0-3 (kHigh: 4-7) of the halves of a word, as (q - z) / kUnit. `minus_zero`: -z / kUnit.
 template <class T>
 struct Plain;
 template <>
 struct Plain<f16> {
-  static constexpr float kUnit = 16777216.f, kBias = 0;
-  static constexpr u32 kOnes = 0x3C003C00;
-  static TESSERA_DEVICE u32 of(u32 word) { return word & 0x000F000Fu; }
+  static constexpr float kUnit = 512;                              // 2^24 / 2^15
+  static constexpr u32 kLow = 0x78007800, kHigh = 0x68006800;      // 2^15, 2^11
 };
 template <>
 struct Plain<bf16> {
-  static constexpr float kUnit = 1, kBias = 128;
-  static constexpr u32 kOnes = 0x3F803F80;
-  static TESSERA_DEVICE u32 of(u32 word) { return half::magic<bf16, false>(word); }
+  static constexpr float kUnit = 64;                               // 2^133 / 2^127
+  static constexpr u32 kLow = 0x7F007F00, kHigh = 0x7D007D00;      // 2^127, 2^123
 };
+template <class T, bool kHigh>
+TESSERA_DEVICE u32 plain(u32 word, u32 minus_zero) {
+  if constexpr (kHigh) return fma2<T>(word & 0x00F000F0u, Plain<T>::kHigh, minus_zero);
+  else return fma2<T>(word & 0x000F000Fu, Plain<T>::kLow, minus_zero);
+}
+template <class T>
+TESSERA_DEVICE u32 minus_plain(u32 zero) { return fma2<T>(zero * 0x00010001u, Plain<T>::kLow ^ 0x80008000u, 0); }
 
 // Sums of a warp: total[strip][atom] as mma.cuh lays them out.
 template <class C>
@@ -75,16 +80,18 @@ struct HalfSums {
       tiles[i] = ring.weights(stage, strip / 4, slice);
       for (int h = 0; h < 2; ++h) w[i][h] = load_shared(tiles[i] + h * 2048 + (strip % 4 * kWarp + lane_id()) * 16);
     }
-    float part[C::kStrips][C::kAtoms][4], x_sum[1][C::kAtoms][4];
+    float part[C::kStrips][C::kAtoms][4];
     half::RowPair rows[C::kStrips];
+    u32 zeros[C::kStrips][2];
 #pragma unroll
     for (int pair = 0; pair < 4; ++pair) {
       if (pair % kPairs == 0) {
-        clear(part), clear(x_sum);
+        clear(part);
 #pragma unroll
         for (int i = 0; i < C::kStrips; ++i) {
           const int strip = (row_warp * C::kStrips + i) % 4;
           rows[i] = W::kGroup ? half::load_pair<W>(tiles[i], pair / kPairs, strip) : whole_[i];
+          zeros[i][0] = minus_plain<T>(rows[i].zeros & 15), zeros[i][1] = minus_plain<T>(rows[i].zeros >> 4);
         }
       }
       u32 x[C::kAtoms][4];
@@ -93,15 +100,15 @@ struct HalfSums {
         const int chunk = pair % 2 * 4 + lane_id() / 8 ^ lane_id() % 8;
         ldmatrix(x[j], row + pair / 2 * (C::kTokenBytes / 2) + j * (kAtom * 128) + chunk * 16);
       }
-      multiply<0>(part, x_sum[0], w, pair, x);
-      multiply<1>(part, x_sum[0], w, pair, x);
-      if ((pair + 1) % kPairs == 0) end_group(part, x_sum[0], rows);
+      multiply<false>(part, w, zeros, pair, x);
+      multiply<true>(part, w, zeros, pair, x);
+      if ((pair + 1) % kPairs == 0) end_group(part, rows);
     }
   }
 
  private:
-  template <int kStrips>
-  TESSERA_DEVICE static void clear(float (&d)[kStrips][C::kAtoms][4]) {
+  using Part = float[C::kStrips][C::kAtoms][4];
+  TESSERA_DEVICE static void clear(Part& d) {
 #pragma unroll
     for (auto& strip : d)
 #pragma unroll
@@ -111,43 +118,35 @@ struct HalfSums {
   }
 
   // One k = 16 step of the two of `pair`.
-  template <int kHigh>
-  TESSERA_DEVICE static void multiply(float (&part)[C::kStrips][C::kAtoms][4], float (&x_sum)[C::kAtoms][4],
-                                      const uint4 (&w)[C::kStrips][2], int pair, const u32 (&x)[C::kAtoms][4]) {
-    using P = Plain<T>;
-    constexpr u32 kOnes[4] = {P::kOnes, P::kOnes, P::kOnes, P::kOnes};
+  template <bool kHigh>
+  TESSERA_DEVICE static void multiply(Part& part, const uint4 (&w)[C::kStrips][2], const u32 (&zeros)[C::kStrips][2],
+                                      int pair, const u32 (&x)[C::kAtoms][4]) {
 #pragma unroll
     for (int i = 0; i < C::kStrips; ++i) {
       const uint4& both = w[i][pair / 2];
-      const u32 g = (pair % 2 ? both.z : both.x) >> 4 * kHigh, g8 = (pair % 2 ? both.w : both.y) >> 4 * kHigh;
-      const u32 a[4] = {P::of(g), P::of(g8), P::of(g >> 8), P::of(g8 >> 8)};
+      const u32 g = pair % 2 ? both.z : both.x, g8 = pair % 2 ? both.w : both.y;
+      const u32 a[4] = {plain<T, kHigh>(g, zeros[i][0]), plain<T, kHigh>(g8, zeros[i][1]),
+                        plain<T, kHigh>(g >> 8, zeros[i][0]), plain<T, kHigh>(g8 >> 8, zeros[i][1])};
 #pragma unroll
       for (int j = 0; j < C::kAtoms; ++j) mma_16816<T>(part[i][j], a, {x[j][2 * kHigh], x[j][2 * kHigh + 1]});
     }
-#pragma unroll
-    for (int j = 0; j < C::kAtoms; ++j) mma_16816<T>(x_sum[j], kOnes, {x[j][2 * kHigh], x[j][2 * kHigh + 1]});
   }
 
-  TESSERA_DEVICE void end_group(const float (&part)[C::kStrips][C::kAtoms][4], const float (&x_sum)[C::kAtoms][4],
-                                const half::RowPair (&rows)[C::kStrips]) {
-    using P = Plain<T>;
+  TESSERA_DEVICE void end_group(const Part& part, const half::RowPair (&rows)[C::kStrips]) {
 #pragma unroll
     for (int i = 0; i < C::kStrips; ++i) {
       const float2 scales = W::kGroup ? unpack2<f16>(rows[i].scales) : make_float2(1, 1);
-      const float scale[2] = {scales.x * P::kUnit, scales.y * P::kUnit};
-      const float zero[2] = {(static_cast<float>(rows[i].zeros & 15) + P::kBias) / P::kUnit,
-                             (static_cast<float>(rows[i].zeros >> 4) + P::kBias) / P::kUnit};
 #pragma unroll
       for (int j = 0; j < C::kAtoms; ++j)
 #pragma unroll
-        for (int e = 0; e < 4; ++e) total[i][j][e] += scale[e / 2] * (part[i][j][e] - zero[e / 2] * x_sum[j][e]);
+        for (int e = 0; e < 4; ++e) total[i][j][e] += (e / 2 ? scales.y : scales.x) * part[i][j][e];
     }
   }
 
   half::RowPair whole_[C::kStrips];  // where rows have no groups
 };
 
-// Numbers out of sums: without groups each row's scale, then the bias.
+// Numbers out of sums: their unit, without groups each row's scale, the bias.
 template <class C>
 struct HalfEnds {
   float scale[C::kStrips][2], bias[C::kStrips][2];
@@ -159,7 +158,7 @@ struct HalfEnds {
     for (int i = 0; i < 2 * C::kStrips; ++i) {
       const int n = row + 8 * i;
       bias[i / 2][i % 2] = n < p.n && p.bias ? to_float(p.bias[n]) : 0;
-      scale[i / 2][i % 2] = !C::Weights::kGroup && n < p.n ? p.row[n] : 1;
+      scale[i / 2][i % 2] = Plain<typename Args::T>::kUnit * (!C::Weights::kGroup && n < p.n ? p.row[n] : 1);
     }
   }
   template <class Args>
@@ -180,7 +179,7 @@ struct HalfProduct {
   };
   static constexpr int kTokenBytes = 2 * kStep;  // of a token's step
   static constexpr int kStageAlignment = 1024;   // of what tensor maps swizzle
-  static constexpr int kSumsOfTwoBlocks = 16;    // strips times tokens of a warp where an SM has two
+  static constexpr int kSumsOfTwoBlocks = 32;    // strips times tokens of a warp where an SM has two
   template <class C>
   using Sums = HalfSums<C>;
   template <class C>
