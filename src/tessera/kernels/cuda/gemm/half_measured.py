@@ -15,32 +15,32 @@ def _row(*choices: str) -> dict[int, str]:
 MEASURED: Final[dict[str, dict[tuple[int, int], dict[int, str]]]] = {
     "NVIDIA H200": {
         (6144, 4096): _row(
-            "small8x64s2k4m112", "small8x64s2k4m112", "small16x64s2k4m112", "wide32x128_last",
+            "small8x64s2k4m112", "small8x64s2k4m112", "small16x64s1k2m112", "wide32x128_last",
             "wide64x128_last", "wide128x128_last", "wide128x128_none", "wide256x128_none",
             "wide256x128_none",
         ),
         (4096, 4096): _row(
-            "small8x64s2k4m112", "small8x64s2k4m112", "wide16x128_last", "wide32x128_last",
+            "small8x64s2k4m112", "small8x64s2k4m112", "small16x64s2k4", "wide32x128_last",
             "wide64x128_last", "wide128x128_last", "wide128x128_last", "wide128x128_none",
             "wide256x128_none",
         ),
         (28672, 4096): _row(
-            "small8x256s4k2", "small8x128s4k4", "small16x256s4k2", "wide32x128x2_last",
+            "small8x256s2k2", "small8x256s2k2", "small16x256s2k2", "wide32x128x2_last",
             "wide64x256_last", "wide128x256_none", "wide256x128_none", "wide256x128_last",
             "wide256x128_last",
         ),
         (4096, 14336): _row(
-            "small8x64s2k4m112", "small8x64s2k4m112", "small16x64s2k4m112", "wide32x128_last",
+            "small8x64s2k4", "small8x64s2k4", "small16x64s2k4", "wide32x128_last",
             "wide64x128_last", "wide128x128_last", "wide256x128_last", "wide128x128_none",
             "wide256x128_none",
         ),
         (57344, 8192): _row(
-            "small8x256s4k2", "small8x128s4k4", "small16x128s4k4", "wide32x128x2_last",
+            "small8x256s2k2", "small8x256s2k2", "small16x128s2k4", "wide32x128x2_last",
             "wide64x128x2_last", "wide128x256_last", "wide256x128_all", "wide256x128_last",
             "wide256x128_last",
         ),
         (8192, 28672): _row(
-            "small8x128s4k4", "small8x128s4k4", "small16x128s4k4", "wide32x128x2_last",
+            "small8x128s2k4", "small8x128s2k4", "small16x128s2k4", "wide32x128x2_last",
             "wide64x128x2_last", "wide128x256_last", "wide128x128_none", "wide256x128_none",
             "wide256x128_none",
         ),

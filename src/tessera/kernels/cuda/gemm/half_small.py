@@ -15,19 +15,18 @@ from tessera.kernels.cuda.arguments import CPP_TYPES
 from tessera.kernels.cuda.gemm import half
 from tessera.kernels.cuda.gemm.half_weights import CODE_BYTES, COLUMNS, PARAM_BYTES, HalfWeights
 from tessera.kernels.cuda.gemm.scratch import Scratch
-from tessera.kernels.cuda.gemm.small import HALF_SM, WHOLE_SM, Variant, configuration, grid
+from tessera.kernels.cuda.gemm.small import WHOLE_SM, Variant, configuration, grid
 from tessera.kernels.cuda.launch import Kernel, kernel
 
 _SIGNATURE: Final = "MPPPPPPPiiii"
 
-ANYWHERE: Final = tuple(Variant(tokens, strips=2, slices=4) for tokens in (8, 16))
+ANYWHERE: Final = (Variant(8, strips=2, slices=4), Variant(16))
 """For every machine from sm_80 on."""
 VARIANTS: Final = (
     *ANYWHERE,
-    Variant(8, panels=2, strips=2, smem=HALF_SM),
+    *(Variant(tokens, strips=2, slices=4, smem=WHOLE_SM) for tokens in (8, 16)),
     *(Variant(tokens, panels=2, strips=2, slices=4, smem=WHOLE_SM) for tokens in (8, 16)),
-    *(Variant(tokens, panels=2, strips=4, slices=4, smem=WHOLE_SM) for tokens in (8, 16)),
-    *(Variant(tokens, panels=4, strips=4, smem=WHOLE_SM) for tokens in (8, 16)),
+    *(Variant(tokens, panels=4, strips=2, smem=WHOLE_SM) for tokens in (8, 16)),
 )
 """For Hopper: each was the fastest for some shape (notes/2026-11-30-gemm-half.md)."""
 
@@ -49,6 +48,11 @@ class Form:
     @property
     def alignment(self) -> int:
         return 1024
+
+    @property
+    def work(self) -> float:
+        """Fitted to an H200."""
+        return 1.4
 
 
 @cache

@@ -31,8 +31,8 @@ _BARRIERS: Final = 16  # bytes of the two of a stage
 
 
 class Stored(Protocol):
-    """How operands lie: bytes of 64 rows of weights and of one token in a step of 128 columns, and of what
-    stages of the ring begin at multiples.
+    """How operands lie: bytes of 64 rows of weights and of one token in a step of 128 columns, of what stages
+    of the ring begin at multiples; and the work of such a step, by that of 4-bit weights and int8 rows.
     """
 
     @property
@@ -41,6 +41,8 @@ class Stored(Protocol):
     def token_bytes(self) -> int: ...
     @property
     def alignment(self) -> int: ...
+    @property
+    def work(self) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +150,7 @@ def clocks(units: int, steps: int, blocks: int, sms: int, variant: Variant, weig
     """About how long `blocks` blocks take for a line of `units` in tiles of `steps`. Where two kernels find
     room side by side, the ring has been filled before.
     """
-    unit = variant.panels * (_UNIT[0] + _UNIT[1] * variant.tokens)
+    unit = variant.panels * weights.work * (_UNIT[0] + _UNIT[1] * variant.tokens)
     weight_bytes = variant.panels * weights.tile_bytes
     most = -(-units // blocks)
     ahead = min(most, variant.stages(weights, WHOLE_SM) * variant.slices) if 2 * blocks <= sms else 0

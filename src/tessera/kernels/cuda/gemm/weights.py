@@ -67,6 +67,10 @@ class Format:
         """Of what small_int8.cuh reads."""
         return 128
 
+    @property
+    def work(self) -> float:
+        return 1.0
+
 
 FORMATS: Final = (*(Format(4, group) for group in (32, 64, 128, 0)), Format(8, 0))
 
