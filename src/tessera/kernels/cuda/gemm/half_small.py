@@ -19,6 +19,8 @@ from tessera.kernels.cuda.gemm.small import WHOLE_SM, Variant, configuration, gr
 from tessera.kernels.cuda.launch import Kernel, kernel
 
 _SIGNATURE: Final = "MPPPPPPPiiii"
+_LOCAL_BYTES: Final = 16
+"""What groups of 32 may keep in local memory over the main loop."""
 
 ANYWHERE: Final = (Variant(8, strips=2, slices=4), Variant(16))
 """For every machine from sm_80 on."""
@@ -64,11 +66,7 @@ def instance(variant: Variant, dtype: torch.dtype, group: int) -> Kernel:
     config, smem = configuration(variant, Form(group), f"HalfProduct<{CPP_TYPES[dtype]}, {group}>")
     name = f"tessera::gemm::small_half<{config}, {CPP_TYPES[dtype]}>"
     return kernel(
-        "gemm/small_half.cuh",
-        name,
-        signature=_SIGNATURE,
-        max_smem=smem,
-        allowed_local_bytes=half.LOCAL_BYTES,
+        "gemm/small_half.cuh", name, signature=_SIGNATURE, max_smem=smem, allowed_local_bytes=_LOCAL_BYTES
     )
 
 

@@ -30,13 +30,13 @@ template <class T>
 struct Plain;
 template <>
 struct Plain<f16> {
-  static constexpr float kUnit = 512;                              // 2^24 / 2^15
-  static constexpr u32 kLow = 0x78007800, kHigh = 0x68006800;      // 2^15, 2^11
+  static constexpr float kUnit = 512;                          // 2^24 / 2^15
+  static constexpr u32 kLow = 0x78007800, kHigh = 0x68006800;  // 2^15, 2^11
 };
 template <>
 struct Plain<bf16> {
-  static constexpr float kUnit = 64;                               // 2^133 / 2^127
-  static constexpr u32 kLow = 0x7F007F00, kHigh = 0x7D007D00;      // 2^127, 2^123
+  static constexpr float kUnit = 64;                           // 2^133 / 2^127
+  static constexpr u32 kLow = 0x7F007F00, kHigh = 0x7D007D00;  // 2^127, 2^123
 };
 template <class T, bool kHigh>
 TESSERA_DEVICE u32 plain(u32 word, u32 minus_zero) {
@@ -52,7 +52,8 @@ struct HalfSums {
   using T = typename C::Product::T;
   using W = typename C::Weights;
   static constexpr int kPairs = W::kPairs;  // k = 32 steps that share parameters
-  float total[C::kStrips][C::kAtoms][4];
+  using Part = float[C::kStrips][C::kAtoms][4];
+  Part total;
 
   TESSERA_DEVICE float (&quad(int i))[4] { return total[i / C::kAtoms][i % C::kAtoms]; }
 
@@ -78,9 +79,10 @@ struct HalfSums {
     for (int i = 0; i < C::kStrips; ++i) {
       const int strip = row_warp * C::kStrips + i;
       tiles[i] = ring.weights(stage, strip / 4, slice);
+#pragma unroll
       for (int h = 0; h < 2; ++h) w[i][h] = load_shared(tiles[i] + h * 2048 + (strip % 4 * kWarp + lane_id()) * 16);
     }
-    float part[C::kStrips][C::kAtoms][4];
+    Part part;
     half::RowPair rows[C::kStrips];
     u32 zeros[C::kStrips][2];
 #pragma unroll
@@ -107,7 +109,6 @@ struct HalfSums {
   }
 
  private:
-  using Part = float[C::kStrips][C::kAtoms][4];
   TESSERA_DEVICE static void clear(Part& d) {
 #pragma unroll
     for (auto& strip : d)
