@@ -99,7 +99,7 @@ VARIANTS: Final = (
     *(Variant(tokens, slices=4, smem=WHOLE_SM) for tokens in (8, 16, 32)),
     *(Variant(tokens, panels=2, smem=WHOLE_SM) for tokens in (8, 16, 32)),
     *(Variant(tokens, panels=2, strips=2, smem=WHOLE_SM) for tokens in (48, 64)),
-    *(Variant(tokens, panels=4, strips=2, slices=1, smem=WHOLE_SM) for tokens in (32, 48, 64)),
+    *(Variant(tokens, panels=4, strips=2, slices=1, smem=WHOLE_SM) for tokens in (32, 48)),
 )
 """For Hopper: each was the fastest for some shape (notes/2026-11-30-gemm-small.md)."""
 
