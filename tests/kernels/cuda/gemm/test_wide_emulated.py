@@ -36,8 +36,9 @@ _RUN = """
 extern "C" void run_{i}(int grid, const u8* tiles, const u8* codes, const i32* offset, const float* row_scale,
                         const bf16* bias, const i32* token_sum, const float* token_scale, bf16* y, i32* parts,
                         u32* arrived, int m, int n, int steps, int cut_tiles, int cuts) {{
+  const TensorMap map{{reinterpret_cast<const u16*>(y), m, n, {box}}};
   emulated::launch(grid, {threads}, [=] {{
-    {expression}(tiles, codes, offset, row_scale, bias, token_sum, token_scale, y, parts, arrived, m, n,
+    {expression}(map, tiles, codes, offset, row_scale, bias, token_sum, token_scale, y, parts, arrived, m, n,
                  steps, cut_tiles, cuts);
   }});
 }}
@@ -55,7 +56,8 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     for i, (form, variant, _) in enumerate(CASES):
         weights = CHAINS[form][0].pack(random_weight(64, 128, CHAINS[form][1])).form
         expression = wide.instance(variant, weights, torch.bfloat16).inst.expression
-        source += _RUN.format(i=i, threads=128 * (1 + variant.warpgroups), expression=expression)
+        threads = 128 * (1 + variant.warpgroups)
+        source += _RUN.format(i=i, threads=threads, expression=expression, box=variant.slice_tokens)
     folder = tmp_path_factory.mktemp("emulated")
     (folder / "run.cpp").write_text(source)
     options = ["-std=c++20", "-O2", "-w", "-shared", "-fPIC", "-pthread", f"-I{EMULATED}", f"-I{CSRC}"]

@@ -5,12 +5,13 @@ of tile or split changes.
 """
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Final
 
 import torch
 from torch import Tensor
 
+from tessera.kernels.cuda import driver
 from tessera.kernels.cuda.arguments import CPP_TYPES
 from tessera.kernels.cuda.device import device_info
 from tessera.kernels.cuda.gemm.scratch import Scratch
@@ -23,7 +24,7 @@ from tessera.kernels.types import TiledRows
 MAX_COLUMNS: Final = (2**31 - 1) // (255 * 128)
 """Operands of 0..255 times activations of -128..127 add up to less than 2^31 in as many columns."""
 MAX_STAGES: Final = 12
-_SIGNATURE: Final = "PPPPPPPPPPiiiii"
+_SIGNATURE: Final = "MPPPPPPPPPPiiiii"
 _SMEM: Final = {False: 226 * 1024, True: 112 * 1024}
 """Dynamic shared memory of a block, and of one that takes half of an SM."""
 
@@ -51,17 +52,22 @@ class Variant:
         return self.panels * self.teams
 
     @property
+    def slice_tokens(self) -> int:
+        """What is stored at once, and of a cut tile put together at once: `kSliceTokens` of wide_work.cuh."""
+        return 64 if self.tokens >= 192 else 32 if self.tokens >= 96 else 16
+
+    @property
     def slices(self) -> int:
-        """In how many parts by tokens a cut tile is put together: `kSlices` of wide_work.cuh."""
-        return self.tokens // (64 if self.tokens >= 192 else 32 if self.tokens >= 96 else 16)
+        return self.tokens // self.slice_tokens
 
     def __str__(self) -> str:
         return f"wide{self.tokens}x{self.rows}" + "t2" * (self.teams == 2) + f"h{self.blocks}" * self.halves
 
     def smem(self, stages: int, weights: Format) -> int:
-        """Bytes: ring, what two epilogues need, some KB a warpgroup to turn y around, barriers."""
+        """Bytes: ring, what two epilogues need, y on its way to memory, barriers."""
         ring = stages * (self.tokens * STEP + self.panels * weights.tile_bytes)
-        output = max(4096, self.tokens // self.slices * ROWS * 4 if self.teams == 2 else 0)
+        buffers = 3 if self.tokens >= 128 and self.teams == 1 else 2
+        output = buffers * self.slice_tokens * ROWS * 2
         barriers = (2 * stages + 4) * 8 + 4 * self.warpgroups
         return ring + 2 * (self.tokens * 8 + self.rows * 16) + self.warpgroups * output + barriers
 
@@ -187,7 +193,16 @@ def launch(
     )
     fn = instance(variant, form, y.dtype)
     fn(
-        cut.grid, 128 * (1 + variant.warpgroups), weights.tiles, x.codes, weights.offset, weights.scale,
-        0 if bias is None else bias, x.row_sum, x.scale, y, scratch.parts, scratch.counters, tokens, n,
-        -(-k // STEP), cut.cut_tiles, cut.cuts, smem=fn.max_smem, pdl=True,
+        cut.grid, 128 * (1 + variant.warpgroups), _boxes(y, variant.slice_tokens), weights.tiles, x.codes,
+        weights.offset, weights.scale, 0 if bias is None else bias, x.row_sum, x.scale, y, scratch.parts,
+        scratch.counters, tokens, n, -(-k // STEP), cut.cut_tiles, cut.cuts, smem=fn.max_smem, pdl=True,
     )  # fmt: skip
+
+
+def _boxes(y: Tensor, box_tokens: int) -> bytes:
+    """The tensor map by which y is stored; zeros where rows do not begin at multiples of 16 bytes."""
+    tokens, n = y.shape
+    return bytes(driver.TENSOR_MAP_BYTES) if n % 8 else _tensor_map(y.data_ptr(), tokens, n, box_tokens)
+
+
+_tensor_map: Final = lru_cache(maxsize=4096)(driver.tensor_map_16bit)

@@ -27,5 +27,21 @@ inline void tensor_load(u32 shared, const TensorMap& map, int column, int row, u
   }
   count(barrier, 0, -map.box * 128);
 }
+// What of the box lies in the matrix.
+inline void tensor_store(const TensorMap& map, int column, int row, u32 shared) {
+  if (shared % 1024) fprintf(stderr, "a swizzled box at %u\n", shared), abort();
+  for (int r = 0; r < map.box && row + r < map.rows; ++r) {
+    for (int c = 0; c < 64 && column + c < map.columns; ++c) {
+      u16* to = const_cast<u16*>(map.memory) + static_cast<i64>(row + r) * map.columns + column + c;
+      memcpy(to, emulated::shared + shared + r * 128 + (c / 8 ^ r % 8) * 16 + c % 8 * 2, 2);
+    }
+  }
+}
+inline void bulk_commit() {}
+template <int>
+void bulk_wait_read() {}
+template <int>
+void bulk_wait() {}
+inline void fence_async() {}
 
 }  // namespace tessera

@@ -43,6 +43,11 @@ TESSERA_DEVICE void tensor_load(u32 shared, const TensorMap& map, int column, in
                "[%0], [%1, {%2, %3}], [%4];"
                :: "r"(shared), "l"(&map), "r"(column), "r"(row), "r"(barrier) : "memory");
 }
+// cp.async.bulk.tensor shared -> global: the box at (column, row), what of it lies in the matrix. As bulk_store.
+TESSERA_DEVICE void tensor_store(const TensorMap& map, int column, int row, u32 shared) {
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];"
+               :: "l"(&map), "r"(column), "r"(row), "r"(shared) : "memory");
+}
 
 // cp.async.bulk shared -> global, in groups of the issuing thread. Writers of the shared bytes need
 // fence_async() and a barrier before.

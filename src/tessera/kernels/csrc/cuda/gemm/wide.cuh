@@ -140,6 +140,7 @@ class Consumer {
       if (lane_id() == 0) mbarrier_arrive(smem_.ends_empty(ends.stage));
       ends.advance();
     }
+    if (threadIdx.x % kWarpgroup == 0) bulk_wait<0>();  // y is there
   }
 
  private:
@@ -244,11 +245,11 @@ TESSERA_DEVICE void bring_ends(const WideArgs& p, const WideSmem<C>& smem) {
 // C::kThreads threads and C::kSmem bytes of dynamic shared memory a block.
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
-    wide(const u8* weights, const u8* x, const i32* offset, const float* row_scale, const typename C::T* bias,
-         const i32* row_sum, const float* token_scale, typename C::T* y, i32* parts, u32* arrived, int tokens, int n,
-         int steps, int cut_tiles, int cuts) {
+    wide(const __grid_constant__ TensorMap map, const u8* weights, const u8* x, const i32* offset,
+         const float* row_scale, const typename C::T* bias, const i32* row_sum, const float* token_scale,
+         typename C::T* y, i32* parts, u32* arrived, int tokens, int n, int steps, int cut_tiles, int cuts) {
   extern __shared__ __align__(1024) u8 smem[];
-  const WideArgs p{weights, x, offset, row_scale, bias, row_sum, token_scale, y, parts, arrived,
+  const WideArgs p{&map, weights, x, offset, row_scale, bias, row_sum, token_scale, y, parts, arrived,
                    tokens, n, steps, cut_tiles, cuts};
   const WideSmem<C> at{smem_address(smem)};
   if (threadIdx.x == 0) {

@@ -27,21 +27,6 @@ TESSERA_DEVICE void stage_ends(const WideArgs& p, const WideSmem<C>& smem, int b
   }
 }
 
-// Up to eight neighbouring rows of one token; `aligned`: all eight, by one access.
-template <class T>
-TESSERA_DEVICE void store_rows(T* y, int rows, uint4 v, bool aligned) {
-  if (aligned) {
-    *reinterpret_cast<uint4*>(y) = v;
-    return;
-  }
-  u64 word = v.x | static_cast<u64>(v.y) << 32;
-#pragma unroll 1
-  for (int i = 0; i < 8 && i < rows; ++i) {
-    y[i].bits = static_cast<u16>(word);
-    word = i == 3 ? v.z | static_cast<u64>(v.w) << 32 : word >> 16;
-  }
-}
-
 // What one warpgroup does with the sums of its 64 rows of a tile, from the last product to memory.
 template <class C>
 class TileEnd {
@@ -69,12 +54,14 @@ class TileEnd {
  private:
   static constexpr int kTeamSlices = C::kSlices / C::kTeams;
   static constexpr int kBatches = C::kSliceTokens / 8;  // of four sums of a thread in a slice
+  static constexpr int kPatience = 8;  // questions of 700 clocks: blocks that started together end as close
 
   // Each team keeps half of the slices and gets the other's sums of them, one slice at a time.
   TESSERA_DEVICE void exchange(Sums& acc) {
     const u32 mine = smem_.output(consumer_) + thread_ * 16;
     const u32 theirs = smem_.output((1 - team_) * C::kPanels + panel_) + thread_ * 16;
-    both_teams();  // whoever still reads y out of the buffers
+    if (thread_ == 0) bulk_wait_read<0>();  // y out of the buffers
+    both_teams();
 #pragma unroll
     for (int q = 0; q < kTeamSlices; ++q) {
       if (team_ == 0) put(mine, q + kTeamSlices, acc);
@@ -102,21 +89,20 @@ class TileEnd {
   }
   TESSERA_DEVICE void both_teams() const { named_barrier_sync(1 + C::kConsumers + panel_, 2 * kWarpgroup); }
 
-  // Parts of other blocks are added to those of the team's slices for which this warpgroup is the last to come: the
-  // mask of those. The others' slices first, then its own, which those who come at the same time will have left for it
-  // by then. Sums are integers, so the order of additions does not matter.
+  // Each block leaves its parts of the others' slices, then waits a little for theirs of its own. If they do not come
+  // it leaves its own as well, and who comes last adds up: nobody depends on blocks that may not run yet. The mask of
+  // the team's slices that this warpgroup has put together. Sums are integers: the order of additions does not matter.
   TESSERA_DEVICE u32 share_parts(u32 team, Sums& acc) {
     const int blocks = p_.cuts, me = blockIdx.x % blocks;
-    u32 own = 0, last = 0;
+    u32 own = 0;
 #pragma unroll
     for (int q = 0; q < C::kSlices; ++q) own |= static_cast<u32>(q % kTeamSlices * blocks / kTeamSlices == me) << q;
-#pragma unroll 1
-    for (int turn = 0; turn < 2; ++turn) {
-      const u32 slices = team & (turn ? own : ~own);
-      const u32 alone = votes(slices, blocks - 1, false);
-      if (alone != slices) leave(slices & ~alone, acc);
-      last |= alone | votes(slices & ~alone, blocks - 1, true);
-    }
+    own &= team;
+    leave(team & ~own, acc);
+    u32 last = votes(team & ~own, blocks - 1, true);
+    const u32 there = votes(own, blocks - 1, false);
+    if (there != own) leave(own & ~there, acc);
+    last |= there | votes(own & ~there, blocks - 1, true);
     if (thread_ < C::kSlices && (last >> thread_ & 1)) counters()[thread_] = 0;
 #pragma unroll 1
     for (int b = 1; b < blocks; ++b) {
@@ -129,15 +115,20 @@ class TileEnd {
     return last;
   }
 
-  // Which of `slices` all `others` have left their parts of; `arrive`: counting this block from now on.
+  // Which of `slices` all `others` have left their parts of; `arrive`: counting this block from now on. Otherwise it
+  // asks until they have, but not often.
   TESSERA_DEVICE u32 votes(u32 slices, u32 others, bool arrive) {
     if (!slices) return 0;
     named_barrier_sync(1 + consumer_, kWarpgroup);  // what its threads wrote is released below
     if (thread_ < kWarp) {
       const bool asked = slices >> thread_ & 1;
       u32* counter = counters() + thread_;
-      const u32 before = !asked ? 0 : arrive ? add_acquire_release(counter) : load_acquire(counter);
-      const u32 all = __ballot_sync(0xffffffffu, asked && before == others);
+      u32 all = 0;
+#pragma unroll 1
+      for (int tries = arrive ? 1 : kPatience; tries > 0 && all != slices; --tries) {
+        const u32 before = !asked ? 0 : arrive ? add_acquire_release(counter) : load_acquire(counter);
+        all = __ballot_sync(0xffffffffu, asked && before == others);
+      }
       if (thread_ == 0) store_shared_word(smem_.votes(consumer_), all);
     }
     named_barrier_sync(1 + consumer_, kWarpgroup);
@@ -174,7 +165,7 @@ class TileEnd {
     }
   }
 
-  // What storing needs: this thread's two rows, where it puts sums and gets y in shared memory, where y goes.
+  // What storing needs: this thread's two rows, where it puts y in shared memory, where the warpgroup's y goes.
   TESSERA_DEVICE void aim() {
     const int lane = thread_ % kWarp, warp = thread_ / kWarp;
 #pragma unroll
@@ -185,27 +176,42 @@ class TileEnd {
     }
     tokens_ = smem_.ends(buffer_) + lane % 4 * 16;
     put_ = swizzle_128b((lane / 16 * 8 + lane % 8) * 128 + warp * 32 + lane / 8 % 2 * 16);
-    get_ = swizzle_128b(thread_ / 8 * 128 + thread_ % 8 * 16);
-    token_ = s_.token<C>(p_) + thread_ / 8, row_ = s_.row<C>(p_) + panel_ * kRows + thread_ % 8 * 8;
-    y_ = static_cast<T*>(p_.y) + static_cast<i64>(token_) * p_.n + row_;
+    token_ = s_.token<C>(p_), row_ = s_.row<C>(p_) + panel_ * kRows;
   }
 
-  // 16 tokens at a time through shared memory, in which tokens become rows of 128 bytes: whole lines of y. Two buffers
-  // take turns, so that one barrier does.
+  // A slice through shared memory, in which tokens become rows of 128 bytes, and from there to memory by the copy
+  // engine, while this warpgroup goes on. Buffers take turns, so that one barrier does.
   TESSERA_DEVICE void store_slice(int q, const Sums& acc) {
+    const u32 buffer = smem_.output(consumer_) + output_ * C::kStoreBytes;
+    if (++output_ == C::kStoreBuffers) output_ = 0;
+    const int first = q * C::kSliceTokens;
 #pragma unroll
-    for (int c = q * C::kSliceTokens / 16; c < (q + 1) * C::kSliceTokens / 16; ++c) {
-      const u32 buffer = smem_.output(consumer_) + output_ * 2048;
-      output_ ^= 1;
-      const i32* a = acc + 8 * c;
-      const uint4 t0 = load_shared(tokens_ + c * 128), t1 = load_shared(tokens_ + c * 128 + 64);
+    for (int i = 0; i < C::kSliceTokens; i += 16) {
+      const i32* a = acc + (first + i) / 2;
+      const u32 tokens = tokens_ + (first + i) * 8;
+      const uint4 t0 = load_shared(tokens), t1 = load_shared(tokens + 64);
       const u32 f[4] = {finished(0, a[0], a[1], t0), finished(1, a[2], a[3], t0), finished(0, a[4], a[5], t1),
                         finished(1, a[6], a[7], t1)};
-      stmatrix_trans(buffer + put_, f);
-      named_barrier_sync(1 + consumer_, kWarpgroup);
-      const uint4 v = load_shared(buffer + get_);
-      if (token_ + c * 16 < p_.tokens && row_ < p_.n) {
-        store_rows(y_ + static_cast<i64>(c) * 16 * p_.n, p_.n - row_, v, p_.n % 8 == 0);
+      stmatrix_trans(buffer + i * 128 + put_, f);
+    }
+    fence_async();
+    if (thread_ == 0) bulk_wait_read<C::kStoreBuffers - 2>();  // the next buffer is free
+    named_barrier_sync(1 + consumer_, kWarpgroup);
+    if (p_.n % 8) store_each(buffer, token_ + first);
+    else if (thread_ == 0) tensor_store(*p_.map, row_, token_ + first, buffer), bulk_commit();
+  }
+  // One number at a time, where rows of y do not begin at multiples of 16 bytes.
+  TESSERA_DEVICE void store_each(u32 buffer, int token) const {
+    const int row = row_ + thread_ % 8 * 8, rows = min(8, p_.n - row);
+#pragma unroll 1
+    for (int i = thread_ / 8; i < min(C::kSliceTokens, p_.tokens - token); i += kWarpgroup / 8) {
+      const uint4 v = load_shared(buffer + swizzle_128b(i * 128 + thread_ % 8 * 16));
+      T* y = static_cast<T*>(p_.y) + static_cast<i64>(token + i) * p_.n + row;
+      u64 word = v.x | static_cast<u64>(v.y) << 32;
+#pragma unroll 1
+      for (int r = 0; r < rows; ++r) {
+        y[r].bits = static_cast<u16>(word);
+        word = r == 3 ? v.z | static_cast<u64>(v.w) << 32 : word >> 16;
       }
     }
   }
@@ -222,10 +228,9 @@ class TileEnd {
   const int panel_, team_, consumer_, thread_, buffer_;
   i32 offset_[2];
   float scale_[2], bias_[2];
-  u32 tokens_, put_, get_;
+  u32 tokens_, put_;
   u32& output_;
   int token_, row_;
-  T* y_;
 };
 
 }  // namespace tessera::gemm

@@ -1,5 +1,6 @@
 // What a block of the wide GEMM is made of and works on: tile shape, shared memory, arguments, its share of the tiles.
 #pragma once
+#include "common/bulk.cuh"
 #include "common/sync.cuh"
 #include "common/tiled.cuh"
 #include "gemm/dequant.cuh"
@@ -33,8 +34,11 @@ struct Wide {
 
   static constexpr int kActivationBytes = kTokens * kStep, kWeightBytes = kPanels * Format::kTileBytes;
   static constexpr int kEndBytes = kTokens * 8 + kTileRows * 16;  // of what one tile's epilogue needs, kept twice
-  // A warpgroup's: twice 16 tokens x 64 rows of y, or a slice of sums for the other team.
-  static constexpr int kOutputBytes = kTeams == 2 && kSliceTokens > 16 ? kSliceTokens * kRows * 4 : 2 * 2048;
+  // A warpgroup's y: a slice at once, in buffers of which all but one may be on their way to memory. In their place, a
+  // slice of sums for the other team.
+  static constexpr int kStoreBuffers = kTokens >= 128 && kTeams == 1 ? 3 : 2, kStoreBytes = kSliceTokens * kRows * 2;
+  static constexpr int kOutputBytes = kStoreBuffers * kStoreBytes;
+  static_assert(kTeams == 1 || kOutputBytes >= kSliceTokens * kRows * 4);
   static constexpr int kSmem = kStages * (kActivationBytes + kWeightBytes) + 2 * kEndBytes + kConsumers * kOutputBytes +
                                (2 * kStages + 4) * 8 + kConsumers * 4;  // barriers, votes
 };
@@ -56,6 +60,7 @@ struct WideSmem {
 };
 
 struct WideArgs {
+  const TensorMap* map;      // of y in boxes of kSliceTokens x 64; of nothing where n is not a multiple of 8
   const u8* weights;         // [ceil(n / 64)][steps][Format::kTileBytes]
   const u8* x;               // [steps][ceil(tokens / 8)][1024]
   const i32* offset;         // [64 ceil(n / 64)]
