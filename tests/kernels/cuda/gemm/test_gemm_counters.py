@@ -10,10 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels.cuda.gemm.gemm_case import line
-from kernels.cuda.gemm.test_half import shares as dealt_half
 from kernels.cuda.gemm.test_wide import shares as dealt_wide
-from tessera.kernels.cuda.gemm import half, half_small, small, wide
-from tessera.kernels.cuda.gemm.half_choose import SPLITS, Choice, Split, split_of
+from tessera.kernels.cuda.gemm import half_small, half_wide, small, wide
 from tessera.kernels.cuda.gemm.scratch import COUNTERS, PARTS
 from tessera.kernels.cuda.gemm.weights import FORMATS, Format
 
@@ -97,10 +95,8 @@ def test_blocks_beyond_the_line_would_be_counted_in_vain() -> None:
     assert left(small_visits(units=80, steps=5, blocks=132)) == {130: 2}
 
 
-@given(N, K, TOKENS, SMS, st.sampled_from(wide.VARIANTS), st.sampled_from(FORMATS))
-def test_wide(n: int, k: int, tokens: int, sms: int, variant: wide.Variant, form: Format) -> None:
+def check_wide(variant: wide.Variant | half_wide.Variant, cut: wide.Plan | half_wide.Plan, k: int) -> None:
     """What holds of a tile holds of each panel and slice of it: all blocks count all of them."""
-    cut = wide.plan(variant, form, n, k, tokens, sms)
     steps = -(-k // 128)
     visits = [
         Visit(tile, tile, cut.cuts - 1, tile * cut.cuts + block % cut.cuts)
@@ -113,30 +109,19 @@ def test_wide(n: int, k: int, tokens: int, sms: int, variant: wide.Variant, form
     assert cut.cut_tiles * cut.cuts * variant.tokens * variant.rows <= PARTS
 
 
+@given(N, K, TOKENS, SMS, st.sampled_from(wide.VARIANTS), st.sampled_from(FORMATS))
+def test_wide(n: int, k: int, tokens: int, sms: int, variant: wide.Variant, form: Format) -> None:
+    check_wide(variant, wide.plan(variant, form, n, k, tokens, sms), k)
+
+
+@given(N, K, TOKENS, SMS, st.sampled_from(half_wide.VARIANTS))
+def test_half_wide(n: int, k: int, tokens: int, sms: int, variant: half_wide.Variant) -> None:
+    check_wide(variant, half_wide.plan(variant, n, k, tokens, sms), k)
+
+
 @given(N, K, TOKENS, SMS, st.sampled_from(half_small.VARIANTS), st.sampled_from((32, 64, 128, 0)))
 def test_half_small(n: int, k: int, tokens: int, sms: int, variant: small.Variant, group: int) -> None:
     units, steps = line(variant, n, k, tokens)
     blocks = small.grid(n, k, tokens, sms, variant, half_small.Form(group))
     check(small_visits(units, steps, blocks), blocks, 2 * blocks)
     assert blocks * variant.row_warps <= COUNTERS and 2 * blocks * variant.rows * variant.tokens <= PARTS
-
-
-@given(N, K, TOKENS, SMS, st.sampled_from(half.VARIANTS), st.sampled_from(SPLITS))
-def test_half(n: int, k: int, tokens: int, sms: int, variant: half.Variant, split: Split) -> None:
-    """`Parts` of gemm/half.cuh."""
-    steps, tiles = -(-k // 128), half.tiles_of(variant, n, tokens)
-    cut = half.cut(tiles, steps, sms * variant.blocks, split_of(Choice(variant, split), n, tokens, sms))
-    visits = []
-    for block, mine in enumerate(dealt_half(cut, cut.split_tiles, steps)):
-        for tile, begin, end in mine:
-            if end - begin == steps:
-                continue
-            first, last = tile * steps // cut.quota, ((tile + 1) * steps - 1) // cut.quota
-            second = block * cut.quota // steps != tile
-            visits.append(Visit(tile, tile, last - first, 2 * block + second))
-    check(visits, cut.split_tiles, 2 * cut.grid)
-    counters, parts = half.needs(variant, cut)
-    warps = variant.rows // 16  # of a tile, each with a counter of its own
-    assert all((v.counter + 1) * warps <= counters for v in visits)
-    assert all((v.place + 1) * variant.tokens * variant.rows <= parts for v in visits)
-    assert counters <= COUNTERS and parts <= PARTS

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from kernels.cuda.cuda_case import DTYPES, EPSILON, GPU, randn, relative_rms
-from tessera.kernels.cuda.gemm import half, half_small, small
+from tessera.kernels.cuda.gemm import half_small, half_wide, small
+from tessera.kernels.cuda.gemm.half_choose import Choice
 from tessera.kernels.cuda.gemm.half_weights import HalfWeights, pack
 from tessera.kernels.cuda.gemm.scratch import scratch
 from tessera.kernels.errors import KernelArgumentError
@@ -22,8 +23,8 @@ from tessera.spec import Chain, Pattern, Qtile, affine_zero
 
 pytestmark = GPU
 
-Variant = half.Variant | small.Variant
-WIDE, SMALL = half.VARIANTS, half_small.VARIANTS
+Variant = half_wide.Variant | small.Variant
+WIDE, SMALL = half_wide.VARIANTS, half_small.VARIANTS
 GUARD = 3
 """Rows behind the output that must stay as they were."""
 CHAINS = {
@@ -49,44 +50,41 @@ def bound(variant: Variant, dtype: torch.dtype, form: str) -> float:
     return float(EPSILON[dtype] * (errors / 3) ** 0.5)
 
 
-def run(variant: Variant, split: int, w: HalfWeights, x: Tensor, bias: Tensor | None) -> Tensor:
+def launch(variant: Variant, w: HalfWeights, x: Tensor, y: Tensor, bias: Tensor | None = None) -> None:
+    Choice(variant).launch(w, x, y, bias, scratch(0))
+
+
+def run(variant: Variant, w: HalfWeights, x: Tensor, bias: Tensor | None = None) -> Tensor:
     tokens, n = x.shape[0], w.tile.shape[0]
     memory = torch.full((tokens + GUARD, n), float("nan"), dtype=x.dtype, device="cuda")
-    if isinstance(variant, half.Variant):
-        half.launch(variant, split, w, x, memory[:tokens], bias, scratch(0))
-    else:
-        half_small.launch(variant, w, x, memory[:tokens], bias, scratch(0))
+    launch(variant, w, x, memory[:tokens], bias)
     assert memory[tokens:].isnan().all()
     return memory[:tokens]
-
-
-def cuts(variant: Variant, n: int, tokens: int) -> tuple[int, ...]:
-    if isinstance(variant, small.Variant):
-        return (0,)  # as small.py has it
-    sms = torch.cuda.get_device_properties(0).multi_processor_count
-    return half.splits(variant, half.tiles_of(variant, n, tokens), sms)
 
 
 @pytest.mark.parametrize("variant", SMALL + WIDE, ids=str)
 @pytest.mark.parametrize("form", CHAINS)
 @pytest.mark.parametrize(("n", "k"), [(130, 200), (1000, 640), (328, 8320)])
-def test_every_cut_is_right_and_repeats_its_bits(variant: Variant, form: str, n: int, k: int) -> None:
+def test_every_variant_is_right_and_repeats_its_bits(variant: Variant, form: str, n: int, k: int) -> None:
     w, values = weights(n, k, CHAINS[form])
     for dtype in DTYPES:
         for tokens in (1, 7, 30, 257):
             x = randn(tokens, k, dtype=dtype)
             bias = randn(n, dtype=dtype) if tokens % 2 else None
             want = x.double() @ values.T + (0 if bias is None else bias.double())
-            for split in cuts(variant, n, tokens):
-                y = run(variant, split, w, x, bias)
-                assert relative_rms(y, want) < bound(variant, dtype, form), (dtype, tokens, split)
-                assert torch.equal(y, run(variant, split, w, x, bias))
+            y = run(variant, w, x, bias)
+            assert relative_rms(y, want) < bound(variant, dtype, form), (dtype, tokens)
+            assert torch.equal(y, run(variant, w, x, bias))
     assert not scratch(0).counters.any()
 
 
 @pytest.mark.parametrize(
     "variant",
-    [SMALL[0], small.Variant(16, panels=2, strips=2, smem=small.WHOLE_SM), half.Variant(64)],
+    [
+        SMALL[0],
+        small.Variant(16, panels=2, strips=2, smem=small.WHOLE_SM),
+        half_wide.Variant(64, 128, halves=True),
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("form", ["g128", "chn"])
@@ -96,7 +94,7 @@ def test_a_mean_and_outliers_in_x_cost_no_accuracy(variant: Variant, form: str) 
     for dtype in DTYPES:
         x = randn(8, 4096, dtype=dtype) + 3
         x[:, 77] = 1000
-        y = run(variant, cuts(variant, 512, 8)[-1], w, x, None)
+        y = run(variant, w, x)
         assert relative_rms(y, x.double() @ values.T) < bound(variant, dtype, form) + 2**-13
 
 
@@ -111,7 +109,7 @@ def test_codes_alone_are_exact() -> None:
     x.scatter_(1, torch.randint(0, 1024, (40, 8), device="cuda"), 1.0)
     for dtype in DTYPES:
         for variant in SMALL + WIDE:
-            y = run(variant, cuts(variant, 256, 40)[-1], w, x.to(dtype), None)
+            y = run(variant, w, x.to(dtype))
             assert torch.equal(y.double(), x.double() @ values.T), (dtype, str(variant))
 
 
@@ -120,7 +118,7 @@ def test_infinite_tokens_stay_alone() -> None:
     for variant in SMALL + WIDE:
         x = randn(20, 200, dtype=torch.bfloat16)
         x[3] = float("inf")
-        y = run(variant, cuts(variant, 200, 20)[-1], w, x, None)
+        y = run(variant, w, x)
         others = [t for t in range(20) if t != 3]
         assert relative_rms(y[others], (x.double() @ values.T)[others]) < 2**-7, str(variant)
 
@@ -135,7 +133,7 @@ def test_wrong_arguments_are_refused() -> None:
         (x, y, y[0, :63], "bias"),
     ):
         with pytest.raises(KernelArgumentError, match=f": {name} must be"):
-            half.launch(half.Variant(16), 0, w, bad_x, bad_y, bias, scratch(0))
+            half_wide.launch(WIDE[0], w, bad_x, bad_y, bias, scratch(0))
         with pytest.raises(KernelArgumentError, match=f": {name} must be"):
             half_small.launch(SMALL[0], w, bad_x, bad_y, bias, scratch(0))
 
@@ -144,17 +142,14 @@ def test_a_graph_of_dependent_launches_gives_the_bits_of_single_ones() -> None:
     w, _ = weights(1024, 1024, CHAINS["g128"])
     inputs = [randn(16, 1024, dtype=torch.bfloat16) for _ in range(2)]
     x = inputs[0].clone()
-    variants = [SMALL[0], half.Variant(32), SMALL[-1], *SMALL, half.Variant(128, 256)]
+    variants = [SMALL[0], half_wide.Variant(32, 256), SMALL[-1], *SMALL, half_wide.Variant(128, 192)]
     outs = [torch.empty_like(x) for _ in variants]
 
     def step() -> None:
         """Each takes what the one before it put out."""
         given = x
         for y, variant in zip(outs, variants, strict=True):
-            if isinstance(variant, half.Variant):
-                half.launch(variant, cuts(variant, 1024, 16)[-1], w, given, y, None, scratch(0))
-            else:
-                half_small.launch(variant, w, given, y, None, scratch(0))
+            launch(variant, w, given, y)
             given = y
 
     step()
@@ -192,7 +187,7 @@ def test_copied_by_lanes_as_below_sm_90(variant: small.Variant) -> None:
         w, values = weights(330, 520, CHAINS[form])
         for tokens in (1, 16, 130):
             x = randn(tokens, 520, dtype=torch.bfloat16)
-            y = run(variant, 0, w, x, None)
+            y = run(variant, w, x)
             assert relative_rms(y, x.double() @ values.T) < bound(variant, torch.bfloat16, form)
 
 
@@ -204,8 +199,30 @@ def test_pieces_of_every_length(blocks: int, monkeypatch: pytest.MonkeyPatch) ->
         w, values = weights(n, k, CHAINS["g64"])
         x = randn(5, k, dtype=torch.float16)
         for variant in SMALL:
-            first = run(variant, 0, w, x, None)
+            first = run(variant, w, x)
             assert relative_rms(first, x.double() @ values.T) < bound(variant, torch.float16, "g64")
             for _ in range(5):
-                assert torch.equal(run(variant, 0, w, x, None), first), str(variant)
+                assert torch.equal(run(variant, w, x), first), str(variant)
             assert not scratch(0).counters.any()
+
+
+@pytest.mark.parametrize("variant", WIDE, ids=str)
+def test_cut_tiles_of_many_tokens(variant: half_wide.Variant, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each shared by 2 to 17 blocks along K, whole tiles behind them, and one tile that is left alone."""
+    w, values = weights(520, 4352, CHAINS["g64"])
+    tokens = variant.tokens + 3
+    x = randn(tokens, 4352, dtype=torch.bfloat16)
+    tiles = -(-520 // variant.rows) * 2
+    want = x.double() @ values.T
+    for cuts in (2, 3, 6, 17):
+        for cut_tiles in (1, tiles):
+            grid = max(cut_tiles * cuts, 1)
+            if grid > 132:
+                continue
+            made = half_wide.Plan(grid, cut_tiles, cuts, 0)
+            monkeypatch.setattr(half_wide, "plan", lambda *_, made=made: made)
+            first = run(variant, w, x)
+            assert relative_rms(first, want) < bound(variant, torch.bfloat16, "g64")
+            for _ in range(5):
+                assert torch.equal(run(variant, w, x), first), (cuts, cut_tiles)
+    assert not scratch(0).counters.any()

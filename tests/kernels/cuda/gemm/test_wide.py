@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.kernels.cuda import sass
-from tessera.kernels.cuda.gemm import wide
+from tessera.kernels.cuda.gemm import half_wide, wide
 from tessera.kernels.cuda.gemm.weights import Format
 from tessera.kernels.cuda.gemm.wide import Variant
 from tessera.kernels.jit.nvrtc import compile_kernel
@@ -14,7 +14,7 @@ from tessera.kernels.jit.nvrtc import compile_kernel
 FORMATS = [Format(4, 128), Format(4, 64), Format(4, 32), Format(4, 0), Format(8, 0)]
 
 
-def shares(cut: wide.Plan, tiles: int, steps: int) -> list[list[tuple[int, int, int, bool]]]:
+def shares(cut: wide.Plan | half_wide.Plan, tiles: int, steps: int) -> list[list[tuple[int, int, int, bool]]]:
     """Segments (tile, first step, last step) of each block, as `Share` of wide_work.cuh deals them."""
     found = []
     run = -(-steps // cut.cuts)

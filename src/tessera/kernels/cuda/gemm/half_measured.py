@@ -15,34 +15,28 @@ def _row(*choices: str) -> dict[int, str]:
 MEASURED: Final[dict[str, dict[tuple[int, int], dict[int, str]]]] = {
     "NVIDIA H200": {
         (6144, 4096): _row(
-            "small8x64s2k4m112", "small8x64s2k4m112", "small16x64s1k2m112", "wide32x128_last",
-            "wide64x128_last", "wide128x128_last", "wide128x128_none", "wide256x128_none",
-            "wide256x128_none",
+            "small8x64s2k4m112", "small8x64s2k4m112", "small16x64s1k2m112", "wide32x128h", "wide64x192",
+            "wide128x192", "wide128x192", "wide128x192", "wide256x128",
         ),
         (4096, 4096): _row(
-            "small8x64s2k4m112", "small8x64s2k4m112", "small16x64s2k4", "wide32x128_last",
-            "wide64x128_last", "wide128x128_last", "wide128x128_last", "wide128x128_none",
-            "wide256x128_none",
+            "small8x64s2k4m112", "small8x64s2k4m112", "small16x64s2k4", "wide32x128h", "wide64x128",
+            "wide128x128", "wide128x128", "wide128x128", "wide256x128",
         ),
         (28672, 4096): _row(
-            "small8x256s2k2", "small8x256s2k2", "small16x256s2k2", "wide32x128x2_last",
-            "wide64x256_last", "wide128x256_none", "wide256x128_none", "wide256x128_last",
-            "wide256x128_last",
+            "small8x256s2k2", "small8x256s2k2", "small16x256s2k2", "wide32x256", "wide64x256",
+            "wide128x256", "wide256x128", "wide256x128", "wide256x128",
         ),
         (4096, 14336): _row(
-            "small8x64s2k4", "small8x64s2k4", "small16x64s2k4", "wide32x128_last",
-            "wide64x128_last", "wide128x128_last", "wide256x128_last", "wide128x128_none",
-            "wide256x128_none",
+            "small8x64s2k4", "small8x64s2k4", "small16x64s2k4", "wide32x128h", "wide64x128",
+            "wide128x128", "wide128x128", "wide256x128", "wide256x128",
         ),
         (57344, 8192): _row(
-            "small8x256s2k2", "small8x256s2k2", "small16x128s2k4", "wide32x128x2_last",
-            "wide64x128x2_last", "wide128x256_last", "wide256x128_all", "wide256x128_last",
-            "wide256x128_last",
+            "small8x256s2k2", "small8x256s2k2", "small16x128s2k4", "wide32x256", "wide64x192",
+            "wide128x192", "wide256x128", "wide256x128", "wide256x128",
         ),
         (8192, 28672): _row(
-            "small8x128s2k4", "small8x128s2k4", "small16x128s2k4", "wide32x128x2_last",
-            "wide64x128x2_last", "wide128x256_last", "wide128x128_none", "wide256x128_none",
-            "wide256x128_none",
+            "small8x128s2k4", "small8x128s2k4", "small16x128s2k4", "wide32x256", "wide64x256",
+            "wide128x256", "wide256x128", "wide256x128", "wide256x128",
         ),
     }
 }  # fmt: skip

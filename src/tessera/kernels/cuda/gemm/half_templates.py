@@ -2,11 +2,16 @@
 
 import torch
 
-from tessera.kernels.cuda.gemm import half, half_small
-from tessera.kernels.cuda.gemm.half_choose import SMALL, Choice
+from tessera.kernels.cuda.gemm import half_small, half_wide
+from tessera.kernels.cuda.gemm.half_choose import SMALL, WIDE, Choice
 from tessera.kernels.cuda.templates import EVERYWHERE, HOPPER, TemplateCase
 
-_SAMPLE = {half_small.VARIANTS[0], half_small.VARIANTS[-1], half.Variant(64), half.Variant(128, 256)}
+_SAMPLE = {
+    half_small.VARIANTS[0],
+    half_small.VARIANTS[-1],
+    half_wide.Variant(64, 128),
+    half_wide.Variant(128, 192),
+}
 _GROUPS = (32, 64, 128, 0)
 
 
@@ -21,7 +26,7 @@ _ONE = half_small.instance(half_small.VARIANTS[0], torch.bfloat16, 128).inst
 CASES: list[TemplateCase] = [
     *(
         _case(choice, dtype, group)
-        for choice in (*SMALL, *(Choice(v) for v in half.VARIANTS if v.blocks == 1))
+        for choice in (*SMALL, *WIDE)
         for group in _GROUPS
         for dtype in (torch.bfloat16, torch.float16)
     ),

@@ -11,8 +11,8 @@ from tessera.kernels.cuda.errors import CaptureCompileError
 from tessera.kernels.errors import KernelArgumentError
 
 COUNTERS: Final = 4096
-PARTS: Final = 132 * 2 * 256 * 128
-"""Two parts of the largest tile, 256 tokens by 128 rows, for each of 132 blocks."""
+PARTS: Final = 132 * 256 * 128
+"""A part of the largest tile, 256 tokens by 128 rows, for each of 132 blocks."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -73,6 +73,9 @@ inline int thread_now() { return threadIdx.x; }
 namespace gemm {
 alignas(1024) inline u8 smem[232448];  // what kernels there declare as their dynamic shared memory
 }
+namespace half {
+extern u8 smem[232448] asm("_ZN7tessera4gemm4smemE");  // the same, for those here
+}
 
 namespace emulated {
 

@@ -22,12 +22,12 @@ inline void mbarrier_init(u32 barrier, u32 arrivals) {
 inline void fence_barrier_init() {}
 inline void mbarrier_arrive(u32 barrier) { count(barrier, 1, 0); }
 inline void mbarrier_arrive_expect(u32 barrier, u32 bytes) { count(barrier, 1, bytes); }
+inline bool mbarrier_test(u32 barrier, u32 parity) {
+  std::lock_guard lock(emulated::mutex);
+  return phases[barrier / 8].parity != parity;
+}
 inline void mbarrier_wait(u32 barrier, u32 parity) {
-  const auto open = [&] {
-    std::lock_guard lock(emulated::mutex);
-    return phases[barrier / 8].parity != parity;
-  };
-  while (!open()) std::this_thread::yield();
+  while (!mbarrier_test(barrier, parity)) std::this_thread::yield();
 }
 
 }  // namespace tessera

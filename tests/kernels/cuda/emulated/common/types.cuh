@@ -50,6 +50,16 @@ u32 fma2(u32 a, u32 b, u32 c) {  // exact ones
   const float2 x = unpack2<T>(a), y = unpack2<T>(b), z = unpack2<T>(c);
   return pack2<T>(x.x * y.x + z.x, x.y * y.y + z.y);
 }
+template <class T>
+u32 add2(u32 a, u32 b) {
+  const float2 x = unpack2<T>(a), y = unpack2<T>(b);
+  return pack2<T>(x.x + y.x, x.y + y.y);
+}
+template <class T>
+u32 mul2(u32 a, u32 b) {
+  const float2 x = unpack2<T>(a), y = unpack2<T>(b);
+  return pack2<T>(x.x * y.x, x.y * y.y);
+}
 
 inline u32 load_acquire(const u32* p) { return reinterpret_cast<const std::atomic<u32>*>(p)->load(); }
 inline u32 add_acquire_release(u32* p) { return reinterpret_cast<std::atomic<u32>*>(p)->fetch_add(1); }

@@ -17,9 +17,9 @@ inline i8 operand_byte(u64 descriptor, int row, int k) {
   return static_cast<i8>(emulated::shared[swizzle_128b(static_cast<u32>(descriptor) + row * 128 + k)]);
 }
 
-// k = 32, done at once: csrc/cuda/common/wgmma.cuh says who holds what.
+// Done at once: csrc/cuda/common/wgmma.cuh says who holds what. Integers: k = 32.
 template <class A, int N>
-struct Wgmma {
+struct IntegerWgmma {
   static void rs(i32 (&d)[N / 2], const u32 (&a)[4], u64 b, bool accumulate = true) {
     A rows[2][32];
     emulated::exchange(a, [&](const auto& words) {
@@ -48,5 +48,35 @@ struct Wgmma {
     }
   }
 };
+
+// k = 16
+template <class A, int N>
+struct FloatWgmma {
+  static void rs(float (&d)[N / 2], const u32 (&a)[4], u64 b, bool accumulate = true) {
+    float rows[2][16];
+    emulated::exchange(a, [&](const auto& words) {
+      for (int k = 0; k < 16; ++k) {
+        const u32* from = words[lane_id() / 4 * 4 + k % 8 / 2] + k / 8 * 2;
+        for (int h = 0; h < 2; ++h) rows[h][k] = to_float(A{static_cast<u16>(from[h] >> 16 * (k % 2))});
+      }
+    });
+    for (int i = 0; i < N / 2; ++i) {
+      const int column = i / 4 * 8 + lane_id() % 4 * 2 + i % 2, h = i % 4 / 2;
+      double sum = accumulate ? d[i] : 0;
+      for (int k = 0; k < 16; ++k) {
+        A x;
+        memcpy(&x, emulated::shared + swizzle_128b(static_cast<u32>(b) + column * 128 + k * 2), 2);
+        sum += static_cast<double>(rows[h][k]) * to_float(x);
+      }
+      d[i] = static_cast<float>(sum);
+    }
+  }
+};
+template <class A, int N>
+struct Wgmma : IntegerWgmma<A, N> {};
+template <int N>
+struct Wgmma<f16, N> : FloatWgmma<f16, N> {};
+template <int N>
+struct Wgmma<bf16, N> : FloatWgmma<bf16, N> {};
 
 }  // namespace tessera

@@ -37,6 +37,10 @@ TESSERA_DEVICE void bulk_prefetch(const void* global, u32 bytes) {
 struct alignas(64) TensorMap {
   u64 opaque[16];
 };
+// prefetch.tensormap: asks for the description itself.
+TESSERA_DEVICE void tensor_prefetch(const TensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" :: "l"(&map) : "memory");
+}
 // cp.async.bulk.tensor: the box at (column, row) of a matrix; zeros where it leaves the matrix, and all bytes counted.
 TESSERA_DEVICE void tensor_load(u32 shared, const TensorMap& map, int column, int row, u32 barrier) {
   asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "

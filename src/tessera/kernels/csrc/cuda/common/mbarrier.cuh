@@ -37,6 +37,13 @@ TESSERA_DEVICE bool mbarrier_try_wait(u32 barrier, u32 parity) {
                : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
   return done;
 }
+// mbarrier.test_wait.parity, sm_80: whether it is complete by now.
+TESSERA_DEVICE bool mbarrier_test(u32 barrier, u32 parity) {
+  u32 done;
+  asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2; selp.b32 %0, 1, 0, p; }"
+               : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
+  return done;
+}
 TESSERA_DEVICE void mbarrier_wait(u32 barrier, u32 parity) {
   while (!mbarrier_try_wait(barrier, parity)) {
   }

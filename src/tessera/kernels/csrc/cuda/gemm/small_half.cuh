@@ -25,27 +25,6 @@ struct HalfArgs {
   int m, n, k, steps;
 };
 
-// Two codes q in bits 0-3 (kHigh: 4-7) of the halves of a word, as (q - z) / kUnit. `minus_zero`: -z / kUnit.
-template <class T>
-struct Plain;
-template <>
-struct Plain<f16> {
-  static constexpr float kUnit = 512;                          // 2^24 / 2^15
-  static constexpr u32 kLow = 0x78007800, kHigh = 0x68006800;  // 2^15, 2^11
-};
-template <>
-struct Plain<bf16> {
-  static constexpr float kUnit = 64;                           // 2^133 / 2^127
-  static constexpr u32 kLow = 0x7F007F00, kHigh = 0x7D007D00;  // 2^127, 2^123
-};
-template <class T, bool kHigh>
-TESSERA_DEVICE u32 plain(u32 word, u32 minus_zero) {
-  if constexpr (kHigh) return fma2<T>(word & 0x00F000F0u, Plain<T>::kHigh, minus_zero);
-  else return fma2<T>(word & 0x000F000Fu, Plain<T>::kLow, minus_zero);
-}
-template <class T>
-TESSERA_DEVICE u32 minus_plain(u32 zero) { return fma2<T>(zero * 0x00010001u, Plain<T>::kLow ^ 0x80008000u, 0); }
-
 // Sums of a warp: total[strip][atom] as mma.cuh lays them out.
 template <class C>
 struct HalfSums {
@@ -93,7 +72,8 @@ struct HalfSums {
         for (int i = 0; i < C::kStrips; ++i) {
           const int strip = (row_warp * C::kStrips + i) % 4;
           rows[i] = W::kGroup ? half::load_pair<W>(tiles[i], pair / kPairs, strip) : whole_[i];
-          zeros[i][0] = minus_plain<T>(rows[i].zeros & 15), zeros[i][1] = minus_plain<T>(rows[i].zeros >> 4);
+          zeros[i][0] = half::minus_plain<T>(rows[i].zeros & 15);
+          zeros[i][1] = half::minus_plain<T>(rows[i].zeros >> 4);
         }
       }
       u32 x[C::kAtoms][4];
@@ -126,8 +106,8 @@ struct HalfSums {
     for (int i = 0; i < C::kStrips; ++i) {
       const uint4& both = w[i][pair / 2];
       const u32 g = pair % 2 ? both.z : both.x, g8 = pair % 2 ? both.w : both.y;
-      const u32 a[4] = {plain<T, kHigh>(g, zeros[i][0]), plain<T, kHigh>(g8, zeros[i][1]),
-                        plain<T, kHigh>(g >> 8, zeros[i][0]), plain<T, kHigh>(g8 >> 8, zeros[i][1])};
+      const u32 a[4] = {half::plain<T, kHigh>(g, zeros[i][0]), half::plain<T, kHigh>(g8, zeros[i][1]),
+                        half::plain<T, kHigh>(g >> 8, zeros[i][0]), half::plain<T, kHigh>(g8 >> 8, zeros[i][1])};
 #pragma unroll
       for (int j = 0; j < C::kAtoms; ++j) mma_16816<T>(part[i][j], a, {x[j][2 * kHigh], x[j][2 * kHigh + 1]});
     }
@@ -159,7 +139,7 @@ struct HalfEnds {
     for (int i = 0; i < 2 * C::kStrips; ++i) {
       const int n = row + 8 * i;
       bias[i / 2][i % 2] = n < p.n && p.bias ? to_float(p.bias[n]) : 0;
-      scale[i / 2][i % 2] = Plain<typename Args::T>::kUnit * (!C::Weights::kGroup && n < p.n ? p.row[n] : 1);
+      scale[i / 2][i % 2] = half::Plain<typename Args::T>::kUnit * (!C::Weights::kGroup && n < p.n ? p.row[n] : 1);
     }
   }
   template <class Args>
