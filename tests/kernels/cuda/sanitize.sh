@@ -20,7 +20,7 @@ attention="$attention or blocks[lengths3 or several_tiles or pages_copied_by_lan
 rows='30-576 or 30-14336 or int8 or odd_values or embedding or (sampling and not 128256)'
 headers='headers and not graph'
 gemm='(exact and g128 and (130 or small) and (wide32x128h2 or wide128x256 or wide64x128t2 or small8x64s1k4'
-gemm="$gemm or small32x128s1k2)) or (every_cut and 130 and g128 and (small16x128s2k4 or wide64x128]))"
+gemm="$gemm or small32x128s1k2)) or (every_variant and 130 and g128 and (small16x128s2k4 or wide64x128h or wide128x192))"
 # Blocks with several tiles, which hand a buffer back by barrier.arrive: racecheck sees no order in that
 # (notes/2026-11-30-cuda-correctness.md).
 lanes=' or (gemm and lanes and small8x64)'
