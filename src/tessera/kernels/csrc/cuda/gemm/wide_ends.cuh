@@ -185,14 +185,20 @@ class TileEnd {
     const u32 buffer = smem_.output(consumer_) + output_ * C::kStoreBytes;
     if (++output_ == C::kStoreBuffers) output_ = 0;
     const int first = q * C::kSliceTokens;
+    constexpr int kHeld = C::kConsumers == 4 ? 16 : C::kSliceTokens;  // tokens: as registers allow
 #pragma unroll
-    for (int i = 0; i < C::kSliceTokens; i += 16) {
-      const i32* a = acc + (first + i) / 2;
-      const u32 tokens = tokens_ + (first + i) * 8;
-      const uint4 t0 = load_shared(tokens), t1 = load_shared(tokens + 64);
-      const u32 f[4] = {finished(0, a[0], a[1], t0), finished(1, a[2], a[3], t0), finished(0, a[4], a[5], t1),
-                        finished(1, a[6], a[7], t1)};
-      stmatrix_trans(buffer + i * 128 + put_, f);
+    for (int i = 0; i < C::kSliceTokens; i += kHeld) {
+      uint4 tokens[kHeld / 8];  // asked for at once
+#pragma unroll
+      for (int j = 0; j < kHeld / 8; ++j) tokens[j] = load_shared(tokens_ + (first + i + j * 8) * 8);
+#pragma unroll
+      for (int j = 0; j < kHeld; j += 16) {
+        const i32* a = acc + (first + i + j) / 2;
+        const uint4 t0 = tokens[j / 8], t1 = tokens[j / 8 + 1];
+        const u32 f[4] = {finished(0, a[0], a[1], t0), finished(1, a[2], a[3], t0), finished(0, a[4], a[5], t1),
+                          finished(1, a[6], a[7], t1)};
+        stmatrix_trans(buffer + (i + j) * 128 + put_, f);
+      }
     }
     fence_async();
     if (thread_ == 0) bulk_wait_read<C::kStoreBuffers - 2>();  // the next buffer is free
