@@ -3,7 +3,7 @@ import pytest
 from tessera.engine.config import EngineConfig, plan_cache
 from tessera.engine.errors import CacheMemoryError, EngineConfigError
 from tessera.engine.memory import available_memory
-from tessera.spec import RecipeError
+from tessera.spec import A16, Recipe, RecipeError
 
 MIB = 2**20
 
@@ -35,6 +35,14 @@ def test_a_recipe_is_for_dummy_weights_only():
         EngineConfig(recipe="w4a8-g64")
     with pytest.raises(RecipeError, match="w4a9"):
         EngineConfig(load_format="dummy", recipe="w4a9")
+
+
+def test_bits_of_the_cache_are_those_of_recipes():
+    assert EngineConfig().kv_chain is None
+    assert EngineConfig(kv_bits=4).kv_chain == Recipe.parse("qoq-g128").kv_chain()
+    assert EngineConfig(kv_bits=16).kv_chain == A16
+    with pytest.raises(EngineConfigError, match="kv_bits is 8: one of 4, 16"):
+        EngineConfig(kv_bits=8)
 
 
 def test_a_step_must_hold_every_sequence():

@@ -141,7 +141,7 @@ def test_no_memory_left_for_the_cache_shows_where_it_went() -> None:
 @pytest.mark.parametrize(
     ("recipe", "reason"),
     [("w8a16-chn", r"layers\.0\.self_attn\.q_proj: no linear kernel for W \[384, 128\] s8n"),
-     ("w4a8kv4-g128", "K and V u4 .*sm_90a")],
+     ("w4a8kv4-g128", "(?s)K and V u4 .*sm_90a.*--kv-bits 16")],
 )  # fmt: skip
 def test_formats_without_a_kernel_are_refused_before_loading(
     monkeypatch: pytest.MonkeyPatch, recipe: str, reason: str
@@ -153,6 +153,13 @@ def test_formats_without_a_kernel_are_refused_before_loading(
     for served in (None, "w4a8-g128", "w4a16-g32", "w8a8-chn"):
         served_recipe = Recipe.parse(served) if served else None
         cuda_build.check_kernels(DummyCheckpoint(SMALL, "cpu", recipe=served_recipe), torch.bfloat16)
+
+
+def test_weights_of_a_4_bit_cache_are_served_with_16_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_build.target, "device", lambda: Device("cuda", "sm_90a"))
+    for recipe in ("qoq-g128", "qoq-chn"):
+        checkpoint = DummyCheckpoint(SMALL, "cpu", recipe=Recipe.parse(recipe))
+        cuda_build.check_kernels(checkpoint, torch.bfloat16, EngineConfig(kv_bits=16).kv_chain)
 
 
 @pytest.mark.parametrize(
@@ -224,7 +231,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeMemory]:
     monkeypatch.setattr("torch.cuda.empty_cache", lambda: None)
     monkeypatch.setattr(cuda_build, "check_kernels", lambda *_: None)
     monkeypatch.setattr(cuda_build, "DeviceWeights", lambda checkpoint, _: checkpoint)
-    monkeypatch.setattr(cuda_build, "build_model", lambda *_: SimpleNamespace(config=SMALL))
+    monkeypatch.setattr(cuda_build, "build_model", lambda *_, kv: SimpleNamespace(config=SMALL))
     yield memory
 
 
@@ -253,7 +260,7 @@ def test_dtype_reaches_the_model(
     class BuiltError(Exception):
         pass
 
-    def build(weights: object, kind: str, dtype: torch.dtype) -> None:
+    def build(weights: object, kind: str, dtype: torch.dtype, kv: object) -> None:
         raise BuiltError(f"{kind} {dtype}")
 
     write_hf_model(tmp_path / "m", SMALL)

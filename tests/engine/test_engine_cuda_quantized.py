@@ -79,7 +79,16 @@ def test_dummy_weights(source: Path, recipe: str) -> None:
     assert len(output.token_ids) == 5 and llm.info.weight_bytes < llm.info.float32_weight_bytes / 3
 
 
-def test_a_4_bit_cache_is_refused(source: Path, tmp_path: Path) -> None:
-    directory = write_quantized(tmp_path / "m", source, "qoq-g64")
-    with pytest.raises(NoKernelError, match="take a recipe without kv4, such as w4a8-g128-qoq"):
+@pytest.mark.parametrize(("recipe", "same"), [("qoq-g64", "w4a8-g64-qoq"), ("qoq-chn", "w4a8-chn-qoq")])
+def test_a_4_bit_cache_is_served_with_16_bits(source: Path, tmp_path: Path, recipe: str, same: str) -> None:
+    directory = write_quantized(tmp_path / "m", source, recipe)
+    with pytest.raises(NoKernelError, match="--kv-bits 16"):
         LLM(directory, device="cuda")
+    plain = write_quantized(tmp_path / "same", source, same)
+    want = LLM(plain, device="cuda", max_num_seqs=37, kv_tokens=16384)
+    got = LLM(directory, device="cuda", kv_bits=16, max_num_seqs=37, kv_tokens=16384)
+    greedy = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+    for a, b in zip(
+        got.generate(prompts(37, 70), greedy), want.generate(prompts(37, 70), greedy), strict=True
+    ):
+        assert a.token_ids == b.token_ids

@@ -92,6 +92,19 @@ def test_what_an_engine_says_about_itself(plain, w4a8kv4):
     assert narrow.kernel_ids
 
 
+def test_a_cache_of_other_bits_than_the_checkpoint_says(plain, w4a8kv4):
+    sizes = [LLM(w4a8kv4, kv_bits=bits).info.cache_bytes_per_block for bits in (None, 4, 16)]
+    assert sizes[0] == sizes[1] < sizes[2] / 3
+    wide = write_quantized(plain.parent / "w4a8", plain, "w4a8-g32-rtn")
+
+    def logits(checkpoint, **options):
+        return torch.cat(list(LLM(checkpoint, **options).prompt_logits(prompt_of(90))))
+
+    of_16_bits, of_4_bits = logits(wide), logits(w4a8kv4)
+    assert torch.equal(logits(w4a8kv4, kv_bits=16), of_16_bits)
+    assert torch.equal(logits(wide, kv_bits=4), of_4_bits) and not torch.equal(of_4_bits, of_16_bits)
+
+
 def test_chat_through_the_template(w4a8kv4):
     llm = LLM(w4a8kv4)
     (output,) = llm.chat([{"role": "user", "content": "hi"}], GREEDY)

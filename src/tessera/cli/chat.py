@@ -67,6 +67,9 @@ def chat(
     max_model_len: Annotated[
         int | None, typer.Option(help="Longest conversation, in tokens; default: the model's.")
     ] = None,
+    kv_bits: Annotated[
+        int | None, typer.Option(help="Bits of the KV cache, 4 or 16; default: what the checkpoint says.")
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
 ) -> None:
     """Talk to a model in the terminal."""
@@ -75,7 +78,7 @@ def chat(
     sampling = SamplingParams(
         max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed
     )
-    llm = LLM(model, device=device, max_model_len=max_model_len, max_num_seqs=1, seed=seed)
+    llm = LLM(model, device=device, max_model_len=max_model_len, max_num_seqs=1, kv_bits=kv_bits, seed=seed)
     for note in llm.info.notes:
         console.note(note)
     conversation = Conversation(llm, sampling, system)

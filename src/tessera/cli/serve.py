@@ -66,6 +66,9 @@ def serve(
         _option(f"Most tokens computed in one step; default: {_default('max_num_batched_tokens')}."),
     ] = None,
     kv_tokens: Annotated[int | None, _option("Size of the KV cache in tokens.")] = None,
+    kv_bits: Annotated[
+        int | None, _option("Bits of the KV cache, 4 or 16; default: what the checkpoint says.")
+    ] = None,
     memory_fraction: Annotated[
         float | None,
         _option(
@@ -109,6 +112,7 @@ def serve(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         kv_tokens=kv_tokens,
+        kv_bits=kv_bits,
         memory_fraction=memory_fraction,
         load_format=load_format,
         recipe=recipe,

@@ -50,7 +50,7 @@ def build_core(model: str | Path, config: EngineConfig | None = None, device: st
         tokenizer = checkpoint.tokenizer()
     largest = max(rows * columns for rows, columns in checkpoint.config.block_linears().values())
     with timed("build model", seconds), serial(largest):
-        built = build_model(checkpoint, device)
+        built = build_model(checkpoint, device, kv=config.kv_chain)
     with timed("allocate cache", seconds):
         plan = plan_cache(
             config,

@@ -6,7 +6,7 @@ from typing import Any, Final, Self
 
 from tessera.engine.block_pool import BLOCK_SIZE, blocks_for
 from tessera.engine.errors import CacheMemoryError, EngineConfigError
-from tessera.spec import Recipe
+from tessera.spec import KV_BITS, Chain, Recipe, kv_chain
 
 MIN_MODEL_LEN: Final = 4  # the self-check's prompt and its tokens
 
@@ -29,6 +29,8 @@ class EngineConfig:
     max_num_seqs            most requests computed in one step
     max_num_batched_tokens  most tokens computed in one step; longer prompts are cut into chunks
     kv_tokens               size of the KV cache in tokens; None: what `memory_fraction` gives
+    kv_bits                 bits of K and V in the cache, 4 or 16, whatever the checkpoint was quantized for
+                            (its weights serve with either); None: as the checkpoint says
     memory_fraction         share of the memory available after loading that the KV cache may take
     prefix_caching          find the beginnings of prompts in the cache instead of computing them again
     seed                    makes requests without a seed of their own repeatable; None: fresh entropy
@@ -47,6 +49,7 @@ class EngineConfig:
     max_num_seqs: int = 32
     max_num_batched_tokens: int = 512
     kv_tokens: int | None = None
+    kv_bits: int | None = None
     memory_fraction: float = 0.5
     prefix_caching: bool = True
     seed: int | None = None
@@ -85,6 +88,8 @@ class EngineConfig:
         for name, choices in (("load_format", LOAD_FORMATS), ("dtype", DTYPES)):
             if (choice := getattr(self, name)) not in choices:
                 raise EngineConfigError(f"{name} is {choice!r}: one of {', '.join(choices)}")
+        if self.kv_bits not in (None, *KV_BITS):
+            raise EngineConfigError(f"kv_bits is {self.kv_bits}: one of {', '.join(map(str, KV_BITS))}")
         if self.recipe is not None:
             Recipe.parse(self.recipe)
             if self.load_format != "dummy":
@@ -106,6 +111,11 @@ class EngineConfig:
                 f"kv_tokens is {self.kv_tokens}, max_model_len {self.max_model_len}: the cache must hold one "
                 "sequence"
             )
+
+    @property
+    def kv_chain(self) -> Chain | None:
+        """Format of the cache; None: the checkpoint's own."""
+        return None if self.kv_bits is None else kv_chain(self.kv_bits)
 
 
 @dataclass(frozen=True, slots=True)

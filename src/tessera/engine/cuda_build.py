@@ -39,7 +39,7 @@ from tessera.layers.types import EMBEDDING_NAME, HEAD_NAME
 from tessera.models.loader import HIDDEN_DTYPES, build_model
 from tessera.models.types import Model
 from tessera.numerics.qtensor import FLOAT_DTYPES
-from tessera.spec import LinearSpec, Recipe
+from tessera.spec import Chain, LinearSpec, Recipe
 
 log = logging.getLogger(__name__)
 
@@ -65,13 +65,13 @@ def build_cuda_core(model: str | Path, config: EngineConfig) -> OverlappedCore:
     seconds: dict[str, float] = {}
     with timed("open checkpoint", seconds):
         source = _open(model, config, dtype)
-    check_kernels(source.checkpoint, dtype)
+    check_kernels(source.checkpoint, dtype, config.kv_chain)
     plan = _plan(config, source)
     with timed("load weights", seconds), allocating("weights", source.nbytes):
         checkpoint = source.checkpoint
         weights = checkpoint if isinstance(checkpoint, DummyCheckpoint) else DeviceWeights(checkpoint, dtype)
     with timed("bind kernels", seconds), allocating("fused weights", source.nbytes):
-        built = build_model(weights, "cuda", dtype)
+        built = build_model(weights, "cuda", dtype, kv=config.kv_chain)
         del weights
         torch.cuda.synchronize()
         torch.cuda.empty_cache()  # what fused weights were made of
@@ -99,13 +99,16 @@ def build_cuda_core(model: str | Path, config: EngineConfig) -> OverlappedCore:
     return OverlappedCore(config, scheduler, runner, source.tokenizer, eos_ids, info)
 
 
-def check_kernels(checkpoint: Checkpoint | DummyCheckpoint, dtype: torch.dtype) -> None:
-    """Refuses a cache, heads, widths or formats that no kernel serves before anything is loaded.
+def check_kernels(
+    checkpoint: Checkpoint | DummyCheckpoint, dtype: torch.dtype, kv: Chain | None = None
+) -> None:
+    """Refuses a cache (`kv`, or the checkpoint's own), heads, widths or formats that no kernel serves before
+    anything is loaded.
 
     Raises NoKernelError.
     """
     config, on = checkpoint.config, Target(target.device(), dtype)
-    ATTENTION.select(attention_problem(on, config, checkpoint.kv_chain))
+    ATTENTION.select(attention_problem(on, config, kv or checkpoint.kv_chain))
     NORM.select(RowsProblem(on.device, config.hidden_size, dtype, quantize=False))
     SILU_MUL.select(RowsProblem(on.device, config.intermediate_size, dtype, quantize=False))
     vocab, hidden = config.vocab_size, config.hidden_size

@@ -10,14 +10,18 @@ from tessera.layers.rows import RMSNorm, SiluMul
 from tessera.layers.target import Target
 from tessera.layers.types import EMBEDDING_NAME, HEAD_NAME, LinearLayer, Weights
 from tessera.numerics.qtensor import QTensor
-from tessera.spec import ModelConfig
+from tessera.spec import Chain, ModelConfig
 
 
 class KernelLayers:
-    """Raises NoKernelError, with every candidate's reason, where no kernel runs a layer's formats."""
+    """K and V are cached as `kv` says, or else as the weights do.
 
-    def __init__(self, weights: Weights, target: Target) -> None:
+    Raises NoKernelError, with every candidate's reason, where no kernel runs a layer's formats.
+    """
+
+    def __init__(self, weights: Weights, target: Target, kv: Chain | None = None) -> None:
         self.weights = weights
+        self.kv = kv or weights.kv_chain
         self.target = target
         self._stored = frozenset(weights.names())
 
@@ -49,7 +53,7 @@ class KernelLayers:
         return SiluMul(self.target, self.config.intermediate_size, quantize=feeds.wants_rows)
 
     def attention(self) -> PagedAttention:
-        return PagedAttention(self.target, self.config, self.weights.kv_chain)
+        return PagedAttention(self.target, self.config, self.kv)
 
     @cached_property
     def _table(self) -> QTensor:

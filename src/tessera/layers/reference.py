@@ -108,12 +108,19 @@ class FloatEmbedding:
 
 
 class ReferenceLayers:
-    """`Layers` in plain torch, computing in `dtype` on `device`."""
+    """`Layers` in plain torch, computing in `dtype` on `device`; K and V are rounded as `kv` or else the
+    weights say.
+    """
 
     def __init__(
-        self, weights: Weights, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+        self,
+        weights: Weights,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        kv: Chain | None = None,
     ) -> None:
         self.weights = weights
+        self.kv = kv or weights.kv_chain
         self.dtype = dtype
         self.device = device
         self._stored = frozenset(weights.names())
@@ -144,7 +151,7 @@ class ReferenceLayers:
         return FloatSiluMul()
 
     def attention(self) -> DenseAttention:
-        return DenseAttention(self.config, self.weights.kv_chain)
+        return DenseAttention(self.config, self.kv)
 
     def embedding(self) -> FloatEmbedding:
         return FloatEmbedding(self._embedding_table)

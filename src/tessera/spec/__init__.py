@@ -23,12 +23,12 @@ from tessera.spec.linear import (
 from tessera.spec.model import ModelConfig, RopeConfig
 from tessera.spec.pattern import WHOLE, Pattern
 from tessera.spec.qtile import Qtile, concat, promote
-from tessera.spec.recipe import ALGORITHMS, GROUPS, PER_CHANNEL, Recipe
+from tessera.spec.recipe import ALGORITHMS, GROUPS, KV_BITS, PER_CHANNEL, Recipe, kv_chain
 
 __all__ = [
-    "A8", "A16", "A32", "ALGORITHMS", "BF16", "E4M3", "E5M2", "F16", "F32", "GROUPS", "PER_CHANNEL", "S8",
-    "S8N", "U4", "U8", "WHOLE", "AlgebraError", "Chain", "DType", "Float", "Grid", "GroupSizeError",
-    "LinearSpec", "ModelConfig", "Param", "Pattern", "Qtile", "Recipe", "RecipeError", "RopeConfig",
-    "SpecError", "Step", "Transform", "affine_min", "affine_zero", "concat", "group_of", "param",
-    "parse_dtype", "plain", "progressive", "promote", "symmetric",
+    "A8", "A16", "A32", "ALGORITHMS", "BF16", "E4M3", "E5M2", "F16", "F32", "GROUPS", "KV_BITS",
+    "PER_CHANNEL", "S8", "S8N", "U4", "U8", "WHOLE", "AlgebraError", "Chain", "DType", "Float", "Grid",
+    "GroupSizeError", "LinearSpec", "ModelConfig", "Param", "Pattern", "Qtile", "Recipe", "RecipeError",
+    "RopeConfig", "SpecError", "Step", "Transform", "affine_min", "affine_zero", "concat", "group_of",
+    "kv_chain", "param", "parse_dtype", "plain", "progressive", "promote", "symmetric",
 ]  # fmt: skip

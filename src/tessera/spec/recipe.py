@@ -21,11 +21,19 @@ ALGORITHMS: Final = {
 }
 GROUPS: Final = (32, 64, 128)
 PER_CHANNEL: Final = WHOLE
+KV_BITS: Final = (4, 16)
 
 _RECIPE = re.compile(
     r"w(?P<w>\d+)(?:a(?P<a>\d+))?(?:kv(?P<kv>\d+))?(?:-(?:g(?P<g>[1-9]\d*)|(?P<chn>chn)))?(?:-(?P<algo>[a-z]+))?"
 )
 _QOQ = re.compile(r"qoq(?P<group>-g\d+|-chn)?")
+
+
+def kv_chain(bits: int) -> Chain:
+    """Of K or V as [tokens, kv_heads, head_dim]; `bits` is one of KV_BITS. Where it is 4 every token and head
+    has a scale and a minimum.
+    """
+    return affine_min(bits, Pattern((1, 1, WHOLE))) if bits == 4 else A16
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +74,7 @@ class Recipe:
         legal: tuple[tuple[str, object, tuple[object, ...]], ...] = (
             ("weight bits", self.weight_bits, (4, 8)),
             ("activation bits", self.activation_bits, (8, 16)),
-            ("KV bits", self.kv_bits, (4, 16)),
+            ("KV bits", self.kv_bits, KV_BITS),
             ("group", self.group, (*GROUPS, PER_CHANNEL)),
             ("algorithm", self.algorithm, tuple(ALGORITHMS)),
         )
@@ -100,8 +108,7 @@ class Recipe:
         return A8 if self.activation_bits == 8 else A16
 
     def kv_chain(self) -> Chain:
-        """Of K or V as [tokens, kv_heads, head_dim]: one scale and minimum per token and head."""
-        return affine_min(self.kv_bits, Pattern((1, 1, WHOLE))) if self.kv_bits == 4 else Chain(F16)
+        return kv_chain(self.kv_bits)
 
     def check_layers(self, layers: dict[str, int]) -> None:
         """`layers` maps names to input sizes. Raises GroupSizeError before any weight is read."""
@@ -129,4 +136,4 @@ class Recipe:
         return f"w{self.weight_bits}{a}{kv}-{group}-{self.algorithm}"
 
 
-__all__ = ["ALGORITHMS", "GROUPS", "PER_CHANNEL", "U4", "Grid", "Recipe"]
+__all__ = ["ALGORITHMS", "GROUPS", "KV_BITS", "PER_CHANNEL", "U4", "Grid", "Recipe", "kv_chain"]

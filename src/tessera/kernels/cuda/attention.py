@@ -310,9 +310,7 @@ class CudaAttention:
             return verdict
         group, rest = divmod(problem.num_heads, problem.num_kv_heads)
         if not problem.kv.is_plain:
-            return no(
-                f"stores plain K and V, not {problem.kv}: take a recipe without kv4, such as w4a8-g128-qoq"
-            )
+            return no(f"stores plain K and V, not {problem.kv}: serve with kv_bits 16 (--kv-bits 16)")
         if problem.head_dim not in HEAD_DIMS:
             return no(f"head_dim is {problem.head_dim}, not one of {HEAD_DIMS}")
         if rest or not 1 <= group <= MAX_GROUP:
