@@ -1,9 +1,9 @@
 // y[t, n] = sum_k (q[n, k] - z) s x[t, k] + bias[n] for many tokens: 4-bit weights, 16-bit activations, wgmma (sm_90a).
 //
 // Weights are operand A, made of codes in registers: q - z is exact, and times the scale rounded once to the type of x
-// (a scale per row is left to the epilogue, and nothing is rounded). Three warps fill a ring of
-// k = 128 steps: weights by bulk copies, before the kernel ahead has ended, and x in boxes under the 128-byte swizzle.
-// Consumer warpgroups own 64 rows each and meet nowhere but in the ring, so that one stores while the others multiply.
+// (a scale per row is left to the epilogue, and nothing is rounded). Three warps fill a ring of k = 128 steps: weights by
+// bulk copies, before the kernel ahead has ended, and x in boxes under the 128-byte swizzle. Consumer warpgroups own 64
+// rows each and meet nowhere but in the ring, so that one stores while the others multiply.
 #pragma once
 #include "elementwise/dependency.cuh"
 #include "gemm/half_wide_ends.cuh"
