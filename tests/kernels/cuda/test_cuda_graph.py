@@ -1,14 +1,12 @@
 """Ops in CUDA graphs: many replays, alternating inputs, with and without programmatic dependent launch."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 import torch
 from cuda_case import GPU, metadata, randn, shuffled_tables
 from torch import Tensor
 
-from tessera.engine.dummy import random_weight
 from tessera.kernels.cuda.attention import CudaAttention
 from tessera.kernels.cuda.embedding import CudaEmbedding
 from tessera.kernels.cuda.launch import Kernel
@@ -17,13 +15,12 @@ from tessera.kernels.cuda.rows import CudaNorm, CudaQuantizeRows, CudaSiluMul
 from tessera.kernels.cuda.sampling import sample_rows
 from tessera.kernels.cuda.target import device
 from tessera.kernels.cuda.tiled_rows import untile_rows
-from tessera.kernels.ops import LINEAR, AttentionProblem, EmbeddingProblem, LinearProblem, RowsProblem
-from tessera.kernels.types import TiledRows
+from tessera.kernels.ops import AttentionProblem, EmbeddingProblem, LinearProblem, RowsProblem
 from tessera.numerics.qtensor import plain
-from tessera.spec import A16, BF16, Chain, LinearSpec, Qtile, Recipe
+from tessera.spec import A16, BF16, Chain, LinearSpec
 
 DTYPE = torch.bfloat16
-WIDTH, HEADS, KV_HEADS, DIM, VOCAB, MLP = 512, 8, 2, 64, 1000, 14336
+WIDTH, HEADS, KV_HEADS, DIM, VOCAB = 512, 8, 2, 64, 1000
 REPLAYS = 1000
 
 
@@ -72,80 +69,15 @@ class Layer:
         return [attended, residual, y, rows.codes, rows.scale, logits, sample_rows(logits, self.draws)]
 
 
-class QuantizedMlp:
-    """Norms, products of int8 rows and SiLU times gate, whose rows several blocks share."""
-
-    def __init__(self, count: int) -> None:
-        torch.manual_seed(0)
-        rows = RowsProblem(device(), WIDTH, DTYPE, True)
-        self.norm = CudaNorm("sm90", DTYPE).bind(rows, randn(WIDTH, dtype=DTYPE), 1e-5)
-        self.silu = CudaSiluMul("sm90", DTYPE).bind(replace(rows, width=MLP))
-        self.up, self.down = self.linear(2 * MLP, WIDTH), self.linear(WIDTH, MLP)
-        self.quantize = CudaQuantizeRows("sm90", DTYPE).bind(replace(rows, width=2 * MLP))
-        self.inputs = [randn(count, WIDTH, dtype=DTYPE) for _ in range(2)]
-        self.x, self.residual = self.inputs[0].clone(), randn(count, WIDTH, dtype=DTYPE)
-
-    def linear(self, n: int, k: int) -> Callable[[TiledRows], Tensor]:
-        recipe = Recipe.parse("w4a8-g128")
-        chain = recipe.weight_chain()
-        problem = LinearProblem(device(), LinearSpec(n, k, chain, recipe.activation_chain(), BF16))
-        weight = random_weight(Qtile((n, k), chain), torch.Generator("cuda").manual_seed(n))
-        return LINEAR.select(problem).bind(problem, weight, None)
-
-    def feed(self, which: int) -> None:
-        self.x.copy_(self.inputs[which])
-
-    def __call__(self) -> list[Tensor]:
-        """Every intermediate result."""
-        results: list[Tensor] = []
-        tiled: list[TiledRows] = []
-        x, residual = self.x, self.residual
-        for _ in range(3):
-            rows, residual = self.norm(x, residual)
-            gate_up = self.up(rows)
-            hidden = self.silu(gate_up)
-            x = self.down(hidden)
-            tiled += [rows, hidden, self.quantize(gate_up)]
-            results += [gate_up, x, residual]
-        for int8 in map(untile_rows, tiled):  # last, as torch launches nothing dependent
-            results += [int8.codes, int8.scale, int8.row_sum]
-        return results
-
-
-def capture(step: Callable[[], list[Tensor]]) -> tuple[torch.cuda.CUDAGraph, list[Tensor]]:
+def capture(layer: Layer, tokens: Tensor) -> tuple[torch.cuda.CUDAGraph, list[Tensor]]:
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
-        step()
+        layer(tokens)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
-        outputs = step()
+        outputs = layer(tokens)
     return graph, outputs
-
-
-def wrong_replays(
-    step: Callable[[], list[Tensor]], feed: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
-) -> int:
-    """How many results of 1,000 replays with two inputs in turn differ from those of launches that follow one
-    another; with dependent launches and without.
-    """
-    with_pdl = capture(step)
-    call = Kernel.__call__
-    with monkeypatch.context() as patch:
-        patch.setattr(Kernel, "__call__", lambda *args, pdl=False, **options: call(*args, **options))
-        without = capture(step)
-        expected = []
-        for which in range(2):
-            feed(which)
-            expected.append([t.clone() for t in step()])
-    wrong = torch.zeros((), dtype=torch.int64, device="cuda")
-    for graph, outputs in (with_pdl, without):
-        for replay in range(REPLAYS):
-            feed(replay % 2)
-            graph.replay()
-            for got, want in zip(outputs, expected[replay % 2], strict=True):
-                wrong += (got != want).any()
-    return int(wrong.item())
 
 
 class TestOnDevice:
@@ -163,9 +95,20 @@ class TestOnDevice:
             tokens.copy_(inputs[which])
             layer.meta.context_lens.copy_(lengths[which])
 
-        assert wrong_replays(lambda: layer(tokens), feed, monkeypatch) == 0
-
-    @pytest.mark.parametrize("count", [1, 5, 32])
-    def test_replays_of_int8_rows_equal_eager(self, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        mlp = QuantizedMlp(count)
-        assert wrong_replays(mlp, mlp.feed, monkeypatch) == 0
+        with_pdl = capture(layer, tokens)
+        call = Kernel.__call__
+        with monkeypatch.context() as patch:
+            patch.setattr(Kernel, "__call__", lambda *args, pdl=False, **options: call(*args, **options))
+            without = capture(layer, tokens)
+            expected = []
+            for which in range(2):
+                feed(which)
+                expected.append([t.clone() for t in layer(tokens)])
+        wrong = torch.zeros((), dtype=torch.int64, device="cuda")
+        for graph, outputs in (with_pdl, without):
+            for replay in range(REPLAYS):
+                feed(replay % 2)
+                graph.replay()
+                for got, want in zip(outputs, expected[replay % 2], strict=True):
+                    wrong += (got != want).any()
+        assert wrong.item() == 0

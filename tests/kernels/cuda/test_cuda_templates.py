@@ -70,9 +70,10 @@ def launched(machine: Machine, dtype: torch.dtype, model: tuple[int, ...]) -> li
     for quantize in (False, True):
         norm = BoundNorm("norm", RowsProblem(device, hidden, dtype, quantize), torch.empty(0), 1e-5)
         silu = BoundSiluMul("silu", RowsProblem(device, mlp, dtype, quantize))
-        kernels += [*norm.plain.kernels, *norm.fused.kernels, *silu.choice.kernels]
-    for width in (hidden, mlp):
-        kernels += BoundQuantizeRows("rows", RowsProblem(device, width, dtype, True)).choice.kernels
+        kernels += [norm.plain, norm.fused, silu.launch]
+    kernels += [
+        BoundQuantizeRows("rows", RowsProblem(device, width, dtype, True)).launch for width in (hidden, mlp)
+    ]
     return kernels
 
 

@@ -1,6 +1,5 @@
 """Row-wise ops on CUDA: RMSNorm, SiLU times gate, int8 rows in tiles. Templates: csrc/cuda/elementwise."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -27,58 +26,21 @@ MAX_THREADS = 1024
 MAX_VECS = 4  # vectors a thread keeps in registers
 MAX_WIDTH = MAX_THREADS * MAX_VECS * VEC
 
-FEW_ROWS = 128
-"""Rows up to which what counts is how soon one is done: a vector a thread."""
+
+def row_shape(width: int) -> tuple[int, int]:
+    """(threads, vectors a thread) of a block that holds a row: two vectors where that is enough, and no more
+    warps than the row has use for.
+    """
+    vecs = width // VEC
+    each = 1 if vecs <= WARP else max(2, -(-vecs // MAX_THREADS))
+    return -(-vecs // (WARP * each)) * WARP, each
 
 
-@dataclass(frozen=True)
-class Shape:
-    """Blocks of `threads` threads with `vecs` vectors each; `blocks` of them share a row, one unless said."""
-
-    threads: int
-    vecs: int
-    blocks: int = 1
-
-
-def holding(width: int, vecs: int) -> Shape:
-    """A block that holds a row: `vecs` vectors a thread, more where that takes too many threads."""
-    count = width // VEC
-    vecs = max(vecs, -(-count // MAX_THREADS))
-    return Shape(-(-count // (WARP * vecs)) * WARP, vecs)
-
-
-def sharing(width: int) -> Shape:
-    """For blocks that need nothing of each other: one vector a thread."""
-    count = width // VEC
-    threads = next((t for t in (32, 64, 128) if count <= t), 256)
-    return Shape(threads, 1, -(-count // threads))
-
-
-@dataclass(frozen=True)
-class Instance:
-    """A kernel and how it is launched."""
-
-    kernel: Kernel
-    shape: Shape
-
-
-@dataclass(frozen=True)
-class Choice:
-    """An instance for up to FEW_ROWS rows and one for more."""
-
-    few: Instance
-    many: Instance
-
-    @classmethod
-    def of(cls, make: Callable[[Shape], Kernel], few: Shape, many: Shape) -> "Choice":
-        return cls(Instance(make(few), few), Instance(make(many), many))
-
-    def __call__(self, rows: int) -> Instance:
-        return self.few if rows <= FEW_ROWS else self.many
-
-    @property
-    def kernels(self) -> tuple[Kernel, Kernel]:
-        return self.few.kernel, self.many.kernel
+def split_shape(width: int) -> tuple[int, int]:
+    """(threads, blocks a row) where blocks need nothing of each other: one vector a thread."""
+    vecs = width // VEC
+    threads = next((t for t in (32, 64, 128) if vecs <= t), 256)
+    return threads, -(-vecs // threads)
 
 
 @dataclass(frozen=True)
@@ -112,25 +74,23 @@ class BoundNorm:
     weight: Tensor
     eps: float
 
-    def choice(self, residual: bool) -> Choice:
-        width, quantize = self.problem.width, self.problem.quantize
+    @cached_property
+    def shape(self) -> tuple[int, int]:
+        return row_shape(self.problem.width)
 
-        def make(shape: Shape) -> Kernel:
-            flags = f"{residual}, {quantize}".lower()
-            name = (
-                f"tessera::rms_norm<{CPP_TYPES[self.problem.dtype]}, {shape.threads}, {shape.vecs}, {flags}>"
-            )
-            return kernel("elementwise/rms_norm.cuh", name, signature="PPPPPPPif")
-
-        return Choice.of(make, holding(width, 1), holding(width, 2 if quantize else 4))
+    def instance(self, residual: bool) -> Kernel:
+        threads, vecs = self.shape
+        flags = f"{residual}, {self.problem.quantize}".lower()
+        name = f"tessera::rms_norm<{CPP_TYPES[self.problem.dtype]}, {threads}, {vecs}, {flags}>"
+        return kernel("elementwise/rms_norm.cuh", name, signature="PPPPPPPif")
 
     @cached_property
-    def plain(self) -> Choice:
-        return self.choice(residual=False)
+    def plain(self) -> Kernel:
+        return self.instance(residual=False)
 
     @cached_property
-    def fused(self) -> Choice:
-        return self.choice(residual=True)
+    def fused(self) -> Kernel:
+        return self.instance(residual=True)
 
     def __call__(self, x: Tensor, residual: Tensor | None) -> tuple[Activation, Tensor]:
         """Sums are rounded to the type of x before they are normalised. Raises KernelArgumentError."""
@@ -144,10 +104,10 @@ class BoundNorm:
         rows = empty_tiled(len(x), width) if self.problem.quantize else None
         out = torch.empty_like(x) if rows is None else rows.codes
         if len(x):
-            chosen = (self.plain if residual is None else self.fused)(len(x))
+            launch = self.plain if residual is None else self.fused
             scale, row_sum = (rows.scale, rows.row_sum) if rows else (0, 0)
-            chosen.kernel(
-                len(x), chosen.shape.threads, x, 0 if residual is None else residual, self.weight, total, out,
+            launch(
+                len(x), self.shape[0], x, 0 if residual is None else residual, self.weight, total, out,
                 scale, row_sum, width, self.eps, pdl=True,
             )  # fmt: skip
         return rows or out, total
@@ -158,7 +118,7 @@ class CudaNorm(RowsKernel):
 
     def bind(self, problem: RowsProblem, weight: Tensor, eps: float) -> BoundNorm:
         bound = BoundNorm(self.id, problem, upload(weight, problem.dtype), eps)
-        announce(*bound.plain.kernels, *bound.fused.kernels)
+        announce(bound.plain, bound.fused)
         return bound
 
 
@@ -168,16 +128,19 @@ class BoundSiluMul:
     problem: RowsProblem
 
     @cached_property
-    def choice(self) -> Choice:
-        def make(shape: Shape) -> Kernel:
-            flags = str(self.problem.quantize).lower()
-            name = (
-                f"tessera::silu_mul<{CPP_TYPES[self.problem.dtype]}, {shape.threads}, {shape.vecs}, {flags}>"
-            )
-            return kernel("elementwise/silu_mul.cuh", name, signature="PPPPi")
+    def shape(self) -> tuple[int, int, int]:
+        """(threads, vectors a thread, blocks a row)."""
+        if self.problem.quantize:
+            return *row_shape(self.problem.width), 1
+        threads, blocks = split_shape(self.problem.width)
+        return threads, 1, blocks
 
-        shape = holding(self.problem.width, 2) if self.problem.quantize else sharing(self.problem.width)
-        return Choice.of(make, shape, shape)
+    @cached_property
+    def launch(self) -> Kernel:
+        threads, vecs, _ = self.shape
+        quantize = str(self.problem.quantize).lower()
+        name = f"tessera::silu_mul<{CPP_TYPES[self.problem.dtype]}, {threads}, {vecs}, {quantize}>"
+        return kernel("elementwise/silu_mul.cuh", name, signature="PPPPi")
 
     def __call__(self, gate_up: Tensor) -> Activation:
         """Raises KernelArgumentError."""
@@ -187,10 +150,9 @@ class BoundSiluMul:
         rows = empty_tiled(count, width) if self.problem.quantize else None
         out = rows.codes if rows else torch.empty((count, width), dtype=gate_up.dtype, device=gate_up.device)
         if count:
-            chosen = self.choice(count)
-            grid = count, chosen.shape.blocks, 1
+            threads, _, blocks = self.shape
             scale, row_sum = (rows.scale, rows.row_sum) if rows else (0, 0)
-            chosen.kernel(grid, chosen.shape.threads, gate_up, out, scale, row_sum, width, pdl=True)
+            self.launch((count, blocks, 1), threads, gate_up, out, scale, row_sum, width, pdl=True)
         return rows or out
 
 
@@ -199,7 +161,7 @@ class CudaSiluMul(RowsKernel):
 
     def bind(self, problem: RowsProblem) -> BoundSiluMul:
         bound = BoundSiluMul(self.id, problem)
-        announce(*bound.choice.kernels)
+        announce(bound.launch)
         return bound
 
 
@@ -209,13 +171,10 @@ class BoundQuantizeRows:
     problem: RowsProblem
 
     @cached_property
-    def choice(self) -> Choice:
-        def make(shape: Shape) -> Kernel:
-            sizes = f"{shape.threads}, {shape.vecs}"
-            name = f"tessera::quantize_rows<{CPP_TYPES[self.problem.dtype]}, {sizes}>"
-            return kernel("elementwise/quantize_rows.cuh", name, signature="PPPPi")
-
-        return Choice.of(make, holding(self.problem.width, 1), holding(self.problem.width, 4))
+    def launch(self) -> Kernel:
+        threads, vecs = row_shape(self.problem.width)
+        name = f"tessera::quantize_rows<{CPP_TYPES[self.problem.dtype]}, {threads}, {vecs}>"
+        return kernel("elementwise/quantize_rows.cuh", name, signature="PPPPi")
 
     def __call__(self, x: Tensor) -> TiledRows:
         """Raises KernelArgumentError."""
@@ -224,10 +183,8 @@ class BoundQuantizeRows:
         check_rows(self.kernel_id, "x", x, width, self.problem.dtype)
         rows = empty_tiled(len(x), width)
         if len(x):
-            chosen = self.choice(len(x))
-            chosen.kernel(
-                len(x), chosen.shape.threads, x, rows.codes, rows.scale, rows.row_sum, width, pdl=True
-            )
+            threads, _ = row_shape(width)
+            self.launch(len(x), threads, x, rows.codes, rows.scale, rows.row_sum, width, pdl=True)
         return rows
 
 
@@ -236,5 +193,5 @@ class CudaQuantizeRows(RowsKernel):
 
     def bind(self, problem: RowsProblem) -> BoundQuantizeRows:
         bound = BoundQuantizeRows(self.id, problem)
-        announce(*bound.choice.kernels)
+        announce(bound.launch)
         return bound

@@ -76,7 +76,6 @@ TESSERA_PAIR_OP(add2, "add.rn.f16x2", "add.rn.bf16x2")
 TESSERA_PAIR_OP(sub2, "sub.rn.f16x2", "sub.rn.bf16x2")
 TESSERA_PAIR_OP(mul2, "mul.rn.f16x2", "mul.rn.bf16x2")
 TESSERA_PAIR_OP(max2, "max.f16x2", "max.bf16x2")
-TESSERA_PAIR_OP(max2_nan, "max.NaN.f16x2", "max.NaN.bf16x2")  // NaN where a lane of either is; sm_80
 TESSERA_PAIR_OP(min2, "min.f16x2", "min.bf16x2")
 #undef TESSERA_PAIR_OP
 
@@ -105,13 +104,6 @@ TESSERA_DEVICE float exp2_approx(float x) {
   return y;
 }
 
-// rcp.approx.ftz.f32, any sm: 1 / x with 1 ulp
-TESSERA_DEVICE float reciprocal_approx(float x) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
 // N values moved as one access of N * sizeof(T) bytes (4, 8 or 16), which is also their alignment.
 template <class T, int N>
 struct alignas(sizeof(T) * N) Vec {
@@ -127,13 +119,11 @@ TESSERA_DEVICE uint4 load_nc(const void* p) {
                : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(p));
   return x;
 }
-// 16 bytes that are read once and may have been written while this kernel was there already, before a wait for the
-// kernel ahead: no load_nc, which the assembler moves past such a wait. Not kept in L1, fetched into L2 by 128-byte
-// lines. ld.global.L1::no_allocate.L2::128B, sm_80
+// The same for data that is read once: not kept in L1, fetched into L2 by 128-byte lines. sm_80
 TESSERA_DEVICE uint4 load_stream(const void* p) {
   uint4 x;
-  asm volatile("ld.global.L1::no_allocate.L2::128B.v4.b32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(p) : "memory");
+  asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(p));
   return x;
 }
 // 16 bytes, first to leave the caches. st.global.cs, any sm

@@ -15,13 +15,4 @@ TESSERA_DEVICE void await_predecessor() {
 #endif
 }
 
-// The same between two products: the next grid may start at once, take the SMs that the grid before leaves and fill its
-// rings in the meantime. A kernel that reads more than weights before its wait must not follow.
-TESSERA_DEVICE void await_between_products() {
-#if __CUDA_ARCH__ >= 900
-  grid_launch_dependents();
-  grid_dependency_wait();
-#endif
-}
-
 }  // namespace tessera
