@@ -9,6 +9,7 @@ from tessera.layers.paged import PagedAttention
 from tessera.layers.rows import RMSNorm, SiluMul
 from tessera.layers.target import Target
 from tessera.layers.types import EMBEDDING_NAME, HEAD_NAME, LinearLayer, Weights
+from tessera.numerics.errors import QTensorError
 from tessera.numerics.qtensor import QTensor
 from tessera.spec import Chain, ModelConfig
 
@@ -33,7 +34,7 @@ class KernelLayers:
         """Raises also KernelArgumentError, with the layers' names, where a kernel refuses the values."""
         try:
             return fuse(self.target, [self._linear_weights(name) for name in names])
-        except KernelArgumentError as error:
+        except (KernelArgumentError, QTensorError) as error:
             raise KernelArgumentError(f"{', '.join(names)}: {error}") from error
 
     def _linear_weights(self, name: str) -> LinearWeights:
