@@ -157,7 +157,7 @@ def _alone(family: str, timed: Sequence[Row], device: Device) -> Iterator[Point]
 def _prefill_shares(family: str, steps: Sequence[tuple[Row, StepModel]]) -> Iterator[float]:
     """Share of the peak that each prefill kept up, kernels between the products left aside."""
     for row, costs in steps:
-        if "prefill_tok_s" in row and family_of(costs.precision) == family:
+        if row.get("prefill_tok_s") and family_of(costs.precision) == family:
             planned = costs.prefill(row["prompt"])
             products = costs.prefill(row["prompt"], efficiency=1.0).value
             between = planned.value - products / planned.inputs["efficiency"]
