@@ -97,3 +97,21 @@ def test_missing_tool_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(sass.shutil, "which", lambda _: None)
     with pytest.raises(SassToolError, match="pip install nvidia-cuda-cuobjdump"):
         sass._tool.__wrapped__("cuobjdump")
+
+
+@pytest.mark.parametrize(
+    ("header", "expression"),
+    [("quantize_rows", "tessera::quantize_rows<tessera::bf16, 256, 2>"),
+     ("silu_mul", "tessera::silu_mul<tessera::bf16, 896, 2, true>"),
+     ("silu_mul", "tessera::silu_mul<tessera::bf16, 256, 1, false>")],
+)  # fmt: skip
+def test_rows_that_the_kernel_ahead_writes_are_read_after_the_wait_for_it(
+    header: str, expression: str
+) -> None:
+    """And not through the read-only path, whose loads the assembler may move past the wait."""
+    kernel = compile_kernel(Instantiation(f"elementwise/{header}.cuh", expression, "sm_90a"))
+    code = sass.read(kernel.cubin).instructions
+    (wait,) = (at for at, instruction in enumerate(code) if instruction.opcode.startswith("ACQBULK"))
+    wide = [at for at, i in enumerate(code) if i.opcode.startswith("LDG") and "128" in i.opcode.split(".")]
+    assert wide and min(wide) > wait
+    assert not any("CONSTANT" in code[at].opcode for at in wide)

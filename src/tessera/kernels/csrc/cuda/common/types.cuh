@@ -119,11 +119,13 @@ TESSERA_DEVICE uint4 load_nc(const void* p) {
                : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(p));
   return x;
 }
-// The same for data that is read once: not kept in L1, fetched into L2 by 128-byte lines. sm_80
+// 16 bytes that are read once and may have been written while this kernel was there already, before a wait for the
+// kernel ahead: no load_nc, which the assembler may move past such a wait. Not kept in L1, fetched into L2 by 128-byte
+// lines. ld.global.L1::no_allocate.L2::128B, sm_80
 TESSERA_DEVICE uint4 load_stream(const void* p) {
   uint4 x;
-  asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.b32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(p));
+  asm volatile("ld.global.L1::no_allocate.L2::128B.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(p) : "memory");
   return x;
 }
 // 16 bytes, first to leave the caches. st.global.cs, any sm
