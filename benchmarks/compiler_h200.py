@@ -7,6 +7,7 @@ and prices the graph that each way computes; needs no GPU. The launch term is th
 measured kernel has 5 us of start and end of its own (notes/2026-11-30-ablation-dequant.md).
 """
 
+import argparse
 import json
 from pathlib import Path
 from typing import Any, Final
@@ -60,6 +61,7 @@ def rows() -> list[dict[str, Any]]:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     found = rows()
     for r in found:
         print(f"{r['way']:12} m={r['m']:<5} {r['predicted_us']:7.1f} us predicted, {r['us']:7.1f} measured, "

@@ -173,7 +173,7 @@ def build(directory: Path, recipe: str, seqs: int, length: int) -> tuple[Overlap
     (directory / "config.json").write_text(json.dumps(LLAMA_3_8B))
     config = EngineConfig(
         max_model_len=length, max_num_seqs=seqs, max_num_batched_tokens=8192, memory_fraction=0.95,
-        load_format="dummy", recipe=None if recipe == "bf16" else recipe, seed=0,
+        load_format="dummy", recipe=None if recipe == "bf16" else recipe, kv_bits=16, seed=0,
     )  # fmt: skip
     held = kernels_held()
     started = time.perf_counter()

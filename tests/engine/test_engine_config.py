@@ -41,8 +41,9 @@ def test_bits_of_the_cache_are_those_of_recipes():
     assert EngineConfig().kv_chain is None
     assert EngineConfig(kv_bits=4).kv_chain == Recipe.parse("qoq-g128").kv_chain()
     assert EngineConfig(kv_bits=16).kv_chain == A16
-    with pytest.raises(EngineConfigError, match="kv_bits is 8: one of 4, 16"):
-        EngineConfig(kv_bits=8)
+    for bits in (8, "4", 16.0):
+        with pytest.raises(EngineConfigError, match=f"kv_bits is {bits!r}: one of 4, 16"):
+            EngineConfig(kv_bits=bits)
 
 
 def test_a_step_must_hold_every_sequence():

@@ -88,8 +88,8 @@ class EngineConfig:
         for name, choices in (("load_format", LOAD_FORMATS), ("dtype", DTYPES)):
             if (choice := getattr(self, name)) not in choices:
                 raise EngineConfigError(f"{name} is {choice!r}: one of {', '.join(choices)}")
-        if self.kv_bits not in (None, *KV_BITS):
-            raise EngineConfigError(f"kv_bits is {self.kv_bits}: one of {', '.join(map(str, KV_BITS))}")
+        if self.kv_bits is not None and (type(self.kv_bits) is not int or self.kv_bits not in KV_BITS):
+            raise EngineConfigError(f"kv_bits is {self.kv_bits!r}: one of {', '.join(map(str, KV_BITS))}")
         if self.recipe is not None:
             Recipe.parse(self.recipe)
             if self.load_format != "dummy":

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tessera.kernels.cuda.gemm import choose, small_templates, wide, wide_templates
@@ -26,6 +26,7 @@ def test_token_counts_take_the_choice_of_the_next_bucket(tokens: int, served: in
     assert BUCKETS[bucket(tokens)] == served
 
 
+@settings(deadline=None)
 @given(form=forms, n=st.integers(1, 130000), k=st.integers(1, 65793))
 def test_every_bucket_has_a_variant(form: Format, n: int, k: int) -> None:
     for choice in choose.plan(form, n, k, "sm_90a", H200):

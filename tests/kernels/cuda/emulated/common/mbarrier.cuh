@@ -29,5 +29,10 @@ inline bool mbarrier_test(u32 barrier, u32 parity) {
 inline void mbarrier_wait(u32 barrier, u32 parity) {
   while (!mbarrier_test(barrier, parity)) std::this_thread::yield();
 }
+// Threads here are no warp in lockstep.
+inline void mbarrier_wait_together(u32 barrier, u32 parity) {
+  mbarrier_wait(barrier, parity);
+  __syncwarp();
+}
 
 }  // namespace tessera

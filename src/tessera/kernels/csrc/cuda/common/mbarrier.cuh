@@ -48,5 +48,8 @@ TESSERA_DEVICE void mbarrier_wait(u32 barrier, u32 parity) {
   while (!mbarrier_try_wait(barrier, parity)) {
   }
 }
+// The same where lanes of a warp wait that others of it do not wait for. They test the barrier together; one that came
+// two phases late would see the parity that it began with.
+TESSERA_DEVICE void mbarrier_wait_together(u32 barrier, u32 parity) { mbarrier_wait(barrier, parity); }
 
 }  // namespace tessera

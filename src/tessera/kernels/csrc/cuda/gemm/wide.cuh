@@ -46,7 +46,7 @@ class Producer {
         const bool filled = !kBefore && step < C::kAhead;
         const u32 full = smem_.full(stage);
         if (!filled) {
-          if (!kBefore) mbarrier_wait(smem_.empty(stage), parity ^ 1);
+          if (!kBefore) mbarrier_wait_together(smem_.empty(stage), parity ^ 1);
           if (lane_id() == 0) mbarrier_arrive_expect(full, expected_);
         }
         if (bytes_ && (of_weights_ ? !filled : !kBefore)) {
